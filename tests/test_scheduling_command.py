@@ -222,3 +222,68 @@ def test_placements_over_several_nodes_are_slower_by_the_predicted_communication
     assert took_s["spread"] - took_s["packed"] > 0.5 * 1000 * all_reduce_s, (
         "the network of the cluster's nodes counts, 10 Gb/s"
     )
+
+
+def test_when_a_job_would_start_and_what_more_gpus_change() -> None:
+    done = run("--policy", "fifo,multifactor", "--when", "gpus=4,time=1h", "--draws", "4", "--json")
+    assert done.exit_code == 0, done.output
+    for answer in json.loads(done.stdout)["when"]:
+        starts, ends = answer["starts_after"], answer["ends_after"]
+        assert 0 <= starts["low_s"] <= starts["median_s"] <= starts["high_s"]
+        assert starts["median_s"] < ends["median_s"]
+    assert "starts after" in run("--policy", "fifo", "--when", "gpus=4,time=1h", "--draws", "2").output
+    bought = json.loads(run("--policy", "fifo", "--buy", "4xv100", "--json").stdout)
+    assert bought["gpus"] == 4
+    assert bought["changes"][0]["average_jct_s"]["after"] < bought["changes"][0]["average_jct_s"]["before"]
+    assert "4 GPUs more" in run("--policy", "fifo", "--buy", "4xv100").output
+    for arguments, told in (
+        (("--when", "nobody"), "'nobody' is not one of"),
+        (("--when", "gpus=4"), "needs a time"),
+        (("--when", "gpus=x,time=1h"), "gpus"),
+        (("--when", "gpus=1,time=1h", "--draws", "1"), "at least 2"),
+        (("--buy", "0xv100"), "at least one GPU"),
+        (("--search", "2"), "has no parameters"),
+    ):
+        refused = run("--policy", "fifo", *arguments)
+        assert refused.exit_code != 0
+        assert told in refused.output, refused.output
+
+
+def test_a_search_tunes_on_one_half_and_scores_on_the_other() -> None:
+    pytest.importorskip("optuna")
+    done = run("--policy", "gandiva", "--search", "3", "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)["search"]
+    assert set(found["parameters"]) == {"interval_s"}
+    assert found["tuned_s"] <= found["default_s"]
+    assert found["unseen_s"] > 0
+
+
+def test_the_operators_options_are_read_and_mistakes_told(tmp_path: Path) -> None:
+    uses = tmp_path / "uses.csv"
+    uses.write_text("kind,busy,kernel_s\n,0.4,1e-5\n")
+    rules = tmp_path / "rules.toml"
+    rules.write_text("kill = true\n[queue.group-1]\ngpus = 4\n")
+    for arguments in (
+        ("--policy", "lucid,fifo", "--pairs", "mps", "--uses", str(uses)),
+        ("--policy", "multifactor,kueue", "--rules", str(rules)),
+        ("--policy", "backfill", "--spot", "nodes=1,mean=1h,away=5min", "--checkpoint-write", "30s"),
+    ):
+        done = run(*arguments)
+        assert done.exit_code == 0, done.output
+    for arguments, told in (
+        (("--pairs", "mps"), "--uses"),
+        (("--pairs", "nothing"), "turns"),
+        (("--spot", "nodes=1"), "has no mean"),
+        (("--spot", "nodes=9,mean=1h"), "at most the cluster's 2"),
+        (("--policy", "srtf", "--rules", str(rules)), "quotas: policy srtf cannot honour it"),
+        (("--uses", str(rules)), "has no column"),
+        (("--cluster", "1x8xh100@9g.90gb"), "9g.90gb"),
+        (("--cluster", "1x8xh100@4g.40gb+4g.40gb"), "8 of 7"),
+        (("--cluster", "1x8xv100@1g.5gb"), "MIG"),
+    ):
+        refused = run(*arguments)
+        assert refused.exit_code != 0
+        assert told in refused.output, refused.output
+    sliced = run("--policy", "fifo", "--cluster", "1x8xh100@3g.40gb+4g.40gb,1x8xh100", "--json")
+    assert sliced.exit_code == 0, sliced.output

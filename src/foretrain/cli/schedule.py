@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 
 _WIDE = (
     ("average JCT", "median", "p95", "p99", "queueing"),
-    ("makespan", "utilisation", "fairness", "preemptions", "lost GPU h", "cost"),
+    ("makespan", "utilisation", "fairness", "preemptions", "lost GPU h", "cost", "energy"),
+    ("killed", "late"),
 )
 _NARROW = (
     ("average JCT", "median", "p95"),
     ("p99", "queueing", "makespan"),
     ("utilisation", "fairness", "preemptions", "lost GPU h", "cost"),
+    ("energy", "killed", "late"),
 )
 """The figures of each table: as many as fit beside the policy, or beside the policy and the quality of its
 estimates."""
@@ -73,7 +76,7 @@ def schedule(
     ] = 0.0,
     rounds: Annotated[
         str | None,
-        typer.Option(help="Length of a round: Gavel's round-based mode (its traces: 360 s; 0 for none)."),
+        typer.Option(help="Length of a round in Gavel's policies (360 s), and fifo in rounds, as Gavel's."),
     ] = None,
     errors: Annotated[
         str,
@@ -99,6 +102,35 @@ def schedule(
     sharing: Annotated[
         bool, typer.Option("--sharing", help="Jobs that need a part of a GPU share it.")
     ] = False,
+    pairs: Annotated[
+        str | None,
+        typer.Option(
+            help="Two jobs of one GPU may share it: turns, mps, or a file of measured pairs (Gavel's JSON)."
+        ),
+    ] = None,
+    uses: Annotated[
+        Path | None,
+        typer.Option(help="How kinds of jobs use a GPU: CSV with kind, busy, kernel_s, memory_bytes."),
+    ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option(help="TOML with queues (quotas, cohorts, shares), reservations, preempt and kill."),
+    ] = None,
+    spot: Annotated[
+        str | None, typer.Option(help='The last nodes are spot: "nodes=4,mean=6h,away=30min,price=0.35".')
+    ] = None,
+    checkpoint_write: Annotated[
+        str, typer.Option(help="What jobs pay for each checkpoint that they write as they go.")
+    ] = "0s",
+    when: Annotated[
+        str | None,
+        typer.Option(help="When would this job start and end? A name, or gpus=8,time=3h."),
+    ] = None,
+    draws: Annotated[int, typer.Option(help="Draws of how long jobs really take, for --when.")] = 40,
+    buy: Annotated[str | None, typer.Option(help="What would more GPUs change? Such as 8xh100.")] = None,
+    search: Annotated[
+        int | None, typer.Option(help="Tune the policies' parameters by so many trials each.")
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Repeat with so many seeds and give the means.")] = 1,
     processes: Annotated[
         int | None, typer.Option(help="Simulations at once (all cores if not given).")
@@ -123,10 +155,14 @@ def schedule(
     """Simulate a cluster under scheduling policies, with predictions in the loop."""
     hush_ray()
     one_thread()
+    from foretrain.cli.schedule_answers import answer_buy, answer_search, answer_when
+    from foretrain.cli.schedule_world import with_devices_of
     from foretrain.files import check_target
     from foretrain.report.screen import progress
+    from foretrain.scheduling.admission import check_failures, runnable
     from foretrain.scheduling.programmes import has_ecos
-    from foretrain.scheduling.study import check_failures, run_all, runnable
+    from foretrain.scheduling.queue_now import queue_now
+    from foretrain.scheduling.study import run_all
 
     if processes is not None and processes < 1:
         raise invalid("processes", processes, "a whole number of at least 1")
@@ -135,12 +171,23 @@ def schedule(
     for target in (html, log, perfetto):
         if target is not None:
             check_target(target)
-    jobs = _jobs(trace, generate, format, first)
+    now = None if when is None or trace is None else queue_now(Path(trace), format)
+    jobs = now.trace if now is not None else _jobs(trace, generate, format, first)
+    if now is not None:
+        told = (
+            f"{now.running:,} jobs run, {now.waiting:,} wait; {now.history:,} that have ended tell how long"
+        )
+        say(f"{jobs.name}: the queue as it stands: {told}")
+        if errors == "0" and residuals is None and now.error:
+            errors = f"{min(now.error, 9.0):.3f}"
     scenarios = _scenarios(
         jobs, policy.split(","), cluster=cluster, rack=rack, placement=placement, rounds=rounds,
         errors=errors, residuals=residuals, seeds=seeds,
         source={"throughputs": throughputs, "predictor": predictor, "templates": templates,
-        "slowdown_per_node": slowdown_per_node},
+        "slowdown_per_node": slowdown_per_node,
+        "checkpoint_write_s": _seconds("checkpoint-write", checkpoint_write),
+        "checkpoint_every_s": _seconds("checkpoint-every", checkpoint_every)},
+        world={"pairs": pairs, "uses": uses, "rules": rules, "spot": spot},
         settings={
             "checkpoint_s": _seconds("checkpoint", checkpoint), "restart_s": _seconds("restart", restart),
             "sharing": sharing,
@@ -148,15 +195,26 @@ def schedule(
             "failures": _failures(job_mtbf, node_mtbf, repair, outages),
         },
     )  # fmt: skip
-    jobs = runnable(jobs, scenarios[0])
+    jobs = runnable(with_devices_of(jobs, scenarios[0].machines), scenarios[0])
     check_failures(jobs, scenarios[0])
-    if not has_ecos() and any(scenario.in_rounds and scenario.policy != "fifo" for scenario in scenarios):
+    if not has_ecos() and any(
+        scenario.in_rounds and scenario.policy not in ("fifo", "gavel_fifo") for scenario in scenarios
+    ):
         say(
             "shares of time by our own solver, which may serve "
             "jobs that are alike in another order than Gavel; install foretrain[gavel] for its solver"
         )
-    for line in jobs.malformed.lines():
+    for line in (*jobs.malformed.lines(), *jobs.refused.lines()):
         say(f"{jobs.name}: {line}")
+    how: dict[str, Any] = {"processes": processes, "ray": ray, "as_json": as_json}
+    if when is not None:
+        answer_when(jobs, scenarios, when, draws, **how)
+    if buy is not None:
+        answer_buy(jobs, scenarios, buy, **how)
+    if search is not None:
+        answer_search(jobs, scenarios, search, **how)
+    if (when, buy, search) != (None, None, None):
+        return
     wanted = html is not None or log is not None or perfetto is not None
     first_estimates = scenarios[0].estimates_are
     with progress("simulations") as advance:
@@ -196,23 +254,35 @@ def _jobs(trace: str | None, generate: str | None, format: str | None, first: in
 def _scenarios(
     jobs: Trace, policies: Sequence[str], *, cluster: str, rack: int, placement: str, rounds: str | None,
     errors: str, residuals: Path | None,
-    seeds: int, source: dict[str, Any], settings: dict[str, Any],
+    seeds: int, source: dict[str, Any], settings: dict[str, Any], world: dict[str, Any],
 ) -> list[Scenario]:  # fmt: skip
+    from foretrain.cli.schedule_world import pairs_of, spot_of, uses_of
     from foretrain.scheduling.clusters import read_machines, sections_of
+    from foretrain.scheduling.rules import Rules, read_rules
+    from foretrain.scheduling.sharing.use import WAYS
     from foretrain.scheduling.simulator import Settings
     from foretrain.scheduling.speeds import ThroughputTable
     from foretrain.scheduling.study import Scenario, SpeedSource
 
     if seeds < 1:
         raise invalid("seeds", seeds, "a whole number of at least 1")
-    rounds_s = _seconds("rounds", rounds) if rounds is not None else 360.0 if jobs.format == "gavel" else 0.0
+    rounds_s = 0.0 if rounds is None else _seconds("rounds", rounds)
     table = source.get("throughputs")
     devices = ThroughputTable.load(table).devices if table else ()
+    machines, spot = read_machines(cluster, rack=rack, devices=devices), spot_of(world["spot"])
+    speeds = SpeedSource(**source, sections=sections_of(cluster))
+    if world["pairs"] in WAYS or world["uses"] is not None or any("@" in each.device for each in machines):
+        speeds = dataclasses.replace(speeds, uses=uses_of(world["uses"], speeds, machines))
     shared: dict[str, Any] = {
-        "machines": read_machines(cluster, rack=rack, devices=devices),
+        "machines": machines if spot is None else spot.machines(machines),
+        "spot": spot,
         "placement": placement,
-        "speeds": SpeedSource(**source, sections=sections_of(cluster)),
-        "settings": Settings(**settings),
+        "speeds": speeds,
+        "settings": Settings(
+            **settings,
+            pairs=pairs_of(world["pairs"], speeds.uses),
+            rules=Rules() if world["rules"] is None else read_rules(world["rules"]),
+        ),
         "rounds_s": rounds_s or None,
     }
     combinations = itertools.product(map(str.strip, policies), _qualities(errors, residuals), range(seeds))
@@ -238,6 +308,7 @@ def _check(scenario: Scenario) -> None:
     if scenario.policy not in ROUND_POLICIES:
         policies.get(scenario.policy)
     placement(scenario.placement)
+    scenario.check()
 
 
 def _errors(text: str) -> list[float]:
@@ -293,8 +364,12 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
     parts: list[RenderableType] = []
     for chosen in _NARROW if several else _WIDE:
         rows, heads = [], []
+        told = {name for found in means.values() for name in figures(found)}
+        shown = [name for name in chosen if name in told]
+        if not shown:
+            continue
         for (policy, estimates), found in means.items():
-            cells = {name: value for name, value in figures(found).items() if name in chosen}
+            cells = {name: figures(found).get(name, "0") for name in shown}
             extra = {"estimates": estimates} if several else {}
             if several and "average JCT" in chosen:
                 extra["vs exact"] = _against(means, policy, found)
@@ -371,7 +446,8 @@ def _write(
 
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     if html is not None:
-        write_page(results, f"{jobs.name}: {', '.join(result.policy for result in results)}", html)
+        title = f"{jobs.name}: {', '.join(result.policy for result in results)}"
+        write_page(results, title, html, outcomes)
         say(f"page in {html}")
     for path, write in ((log, write_log), (perfetto, write_perfetto)):
         for result in results if path is not None else ():

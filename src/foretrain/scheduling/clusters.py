@@ -13,11 +13,13 @@ from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid
 from foretrain.files import parse_json, read_text
 from foretrain.scheduling.machines import Machine
+from foretrain.scheduling.sharing.mig import cut
 from foretrain.scheduling.traces.rows import dictionaries, lines_of
 
 _ALLOWED = (
     'a TOML file with [cluster], a CSV file of nodes (gpu, model), "64x8xv100" (nodes x GPUs x device) '
-    'or "v100=4,p100=4" (GPUs by device), joined by commas'
+    'or "v100=4,p100=4" (GPUs by device), joined by commas; "debug:2x8xv100" is a partition, '
+    '"2x8xh100@3g.40gb+4g.40gb" are slices'
 )
 
 
@@ -42,11 +44,15 @@ def read_machines(text: str, *, rack: int = 16, devices: Collection[str] = ()) -
 
 
 def _from_words(part: str, text: str, devices: Collection[str]) -> list[Machine]:
-    match = re.fullmatch(r"(\d+)x(\d+)x([\w.-]+)", part)
+    partition, colon, counted = part.rpartition(":")
+    if colon and not re.fullmatch(r"[\w.-]+", partition):
+        raise invalid("cluster", text, _ALLOWED)
+    match = re.fullmatch(r"(\d+)x(\d+)x([\w.-]+)(?:@([\w.+]+))?", counted)
+    slices = match[4] if match else None
     if match:
         nodes, gpus, device = int(match[1]), int(match[2]), match[3]
     else:
-        match = re.fullmatch(r"([\w.-]+)=(\d+)", part)
+        match = re.fullmatch(r"([\w.-]+)=(\d+)", counted)
         if match is None:
             raise invalid("cluster", text, _ALLOWED)
         nodes, gpus, device = int(match[2]), 1, match[1]
@@ -54,7 +60,12 @@ def _from_words(part: str, text: str, devices: Collection[str]) -> list[Machine]
         raise invalid("cluster", text, "at least one node with at least one GPU")
     if device not in devices:
         Catalog.load().device(device, "cluster")
-    return [Machine(device=device, gpus=gpus, price_per_hour=_price(device, gpus))] * nodes
+    price = _price(device, gpus)
+    if slices is not None:
+        named = Catalog.load().device(device, "cluster").name
+        machine = Machine(device=named, gpus=gpus, price_per_hour=price, partition=partition)
+        return cut(machine, slices.split("+")) * nodes
+    return [Machine(device=device, gpus=gpus, price_per_hour=price, partition=partition)] * nodes
 
 
 def _price(device: str, gpus: int) -> float | None:
@@ -71,12 +82,14 @@ def _from_list(path: Path) -> list[Machine]:
     for number, row in dictionaries(lines_of(path)):
         try:
             gpus, device = int((row or {})["gpu"]), (row or {})["model"].lower()
+            partition = (row or {}).get("partition", "")
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"{path}: line {number}: not a node; needed are gpu (a number) and model"
             ) from error
         if gpus > 0:
-            machines.append(Machine(device=device, gpus=gpus, price_per_hour=_price(device, gpus)))
+            price = _price(device, gpus)
+            machines.append(Machine(device=device, gpus=gpus, price_per_hour=price, partition=partition))
     if not machines:
         raise InputError(f"{path}: lists no nodes with GPUs")
     return machines

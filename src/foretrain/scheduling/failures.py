@@ -21,6 +21,12 @@ class Outage:
     node: int
     repair_s: float
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.time_s < math.inf and 0 < self.repair_s < math.inf and self.node >= 0):
+            values = (self.time_s, self.node, self.repair_s)
+            allowed = "time_s and node must be at least 0 and repair_s above 0, all of them finite"
+            raise InputError(f"outage: {values} is not one: {allowed}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureModel:
@@ -85,12 +91,11 @@ def read_outages(path: Path) -> list[Outage]:
             outage = Outage(
                 time_s=float(row["time_s"]), node=int(row["node"]), repair_s=float(row["repair_s"])
             )
+        except InputError as error:
+            raise InputError(f"{path}:{number}: {error}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"{path}:{number}: not an outage with time_s, node and repair_s ({error})"
             ) from error
-        if not (0 <= outage.time_s < math.inf and 0 < outage.repair_s < math.inf and outage.node >= 0):
-            allowed = "time_s and node must be at least 0 and repair_s above 0, all of them finite"
-            raise InputError(f"{path}:{number}: {allowed}")
         outages.append(outage)
     return sorted(outages, key=lambda outage: (outage.time_s, outage.node))

@@ -35,6 +35,15 @@ class TraceJob:
     most_gpus: int | None = None
     """An elastic job may shrink and grow between these."""
     weight: float = 1.0
+    user: str = ""
+    partition: str = ""
+    """The part of the cluster that it was submitted to; empty for any."""
+    priority: float = 0.0
+    """Of its class; the greater is served first by policies that heed it."""
+    limit_s: float | None = None
+    """The run time asked for."""
+    deadline_s: float | None = None
+    """When it should be done, from its arrival."""
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -43,10 +52,12 @@ class TraceJob:
             raise invalid("arrival_s", self.arrival_s, "a finite time")
         if self.duration_s is None and self.steps is None:
             raise InputError("duration_s: missing; a job has a duration or a number of steps")
-        for name in ("duration_s", "steps", "weight"):
+        for name in ("duration_s", "steps", "weight", "limit_s", "deadline_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise invalid(name, value, "a number greater than zero")
+        if not math.isfinite(self.priority):
+            raise invalid("priority", self.priority, "a finite number")
         if not 0 < self.share <= 1:
             raise invalid("share", self.share, "above 0 and at most 1")
         if self.share < 1 and self.gpus > 1:
@@ -83,6 +94,25 @@ class Malformed:
         ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Jobs that a cluster can never run: how many for each reason, and the name of the first."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def lines(self) -> list[str]:
+        """One line for people per reason."""
+        return [
+            f"{count:,} job{'s' if count > 1 else ''} refused: {reason} (first: {self.first[reason]!r})"
+            for reason, count in sorted(self.counts.items())
+        ]
+
+
 class MalformedLines:
     """Collects lines that are no jobs while a trace is read."""
 
@@ -100,12 +130,13 @@ class MalformedLines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Jobs in order of arrival, where they come from, and the lines that were none."""
+    """Jobs in order of arrival, where they come from, the lines that were none, and those that cannot run."""
 
     name: str
     format: str
     jobs: Sequence[TraceJob]
     malformed: Malformed = field(default_factory=Malformed)
+    refused: Refused = field(default_factory=Refused)
 
     def first(self, count: int) -> Trace:
         """The jobs that arrive first."""

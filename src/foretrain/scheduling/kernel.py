@@ -12,11 +12,12 @@ class Kind(IntEnum):
     """What happens, in the order in which things of the same moment happen."""
 
     FINISH = 0
-    REPAIR = 1
-    JOB_FAILURE = 2
-    NODE_FAILURE = 3
-    TIMER = 4
-    ROUND = 5
+    LIMIT = 1
+    REPAIR = 2
+    JOB_FAILURE = 3
+    NODE_FAILURE = 4
+    TIMER = 5
+    ROUND = 6
 
 
 Event = tuple[float, int, int, Any, int]
@@ -27,19 +28,20 @@ class Events:
     """A heap of events to come."""
 
     def __init__(self) -> None:
-        self._heap: list[Event] = []
+        self.heap: list[Event] = []
+        """For loops that look at the next event again and again; only ``push`` and ``pop`` change it."""
         self._serial = itertools.count()
 
-    def push(self, time_s: float, kind: Kind, about: Any, version: int = 0) -> None:
-        heapq.heappush(self._heap, (time_s, int(kind), next(self._serial), about, version))
+    def push(self, time_s: float, kind: int, about: Any, version: int = 0) -> None:
+        heapq.heappush(self.heap, (time_s, kind, next(self._serial), about, version))
 
     def pop(self) -> Event:
-        return heapq.heappop(self._heap)
+        return heapq.heappop(self.heap)
 
     @property
     def next_s(self) -> float | None:
         """When the next event happens."""
-        return self._heap[0][0] if self._heap else None
+        return self.heap[0][0] if self.heap else None
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self.heap)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from foretrain.errors import ForetrainError
+from foretrain.cluster import Catalog
+from foretrain.errors import ForetrainError, InputError
 
 FULL = 1000
 """Shares of a GPU are counted in thousandths."""
@@ -23,10 +26,20 @@ class Machine:
     gpus: int
     rack: int = 0
     price_per_hour: float | None = None
+    partition: str = ""
+    """The part of the cluster that it belongs to, by its name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+def memory_of(machines: Sequence[Machine]) -> dict[str, float]:
+    """Bytes of one GPU of every kind that the catalogue knows."""
+    catalog, found = Catalog.load(), {}
+    for device in {machine.device for machine in machines}:
+        with contextlib.suppress(InputError):
+            found[device] = float(catalog.device(device).memory_bytes)
+    return found
+
+
+class Allocation(NamedTuple):
     """GPUs that a job holds: of each node a set of GPU numbers, as bits; ``share`` in thousandths of each."""
 
     pool: int
@@ -70,7 +83,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 class Pool:
-    """All nodes with one kind of device; a gang never spans two pools.
+    """All nodes of a partition with one kind of device; a gang never spans two pools.
 
     ``by_free[n]`` is the set of nodes, as bits, with n free GPUs, so that placements find a node without a
     search.
@@ -79,6 +92,7 @@ class Pool:
     def __init__(self, number: int, device: str, nodes: Sequence[int], machines: Sequence[Machine]) -> None:
         self.number = number
         self.device = device
+        self.partition = machines[nodes[0]].partition
         self.nodes = tuple(nodes)
         self.size = sum(machines[node].gpus for node in nodes)
         self.free = 0
@@ -88,22 +102,29 @@ class Pool:
         for node in nodes:
             self.rack_nodes[machines[node].rack] |= 1 << node
 
+    def takes(self, device: str | None, partition: str) -> bool:
+        """Whether jobs that ask for a device and a partition may run here."""
+        return device in (None, self.device) and (partition == self.partition or not self.partition)
+
 
 class Machines:
     """Free and held GPUs of every node."""
 
     def __init__(self, machines: Sequence[Machine]) -> None:
         self.machines = tuple(machines)
-        nodes: dict[str, list[int]] = {}
+        nodes: dict[tuple[str, str], list[int]] = {}
         for node, machine in enumerate(machines):
-            nodes.setdefault(machine.device, []).append(node)
-        devices = list(nodes)
-        self.pools = [Pool(devices.index(device), device, of, machines) for device, of in nodes.items()]
-        self._pool_of = [devices.index(machine.device) for machine in machines]
+            nodes.setdefault((machine.device, machine.partition), []).append(node)
+        places = {key: number for number, key in enumerate(nodes)}
+        self.pools = [Pool(places[key], key[0], of, machines) for key, of in nodes.items()]
+        self._pool_of = [places[machine.device, machine.partition] for machine in machines]
+        self._rack = [machine.rack for machine in machines]
         self._full = [(1 << machine.gpus) - 1 for machine in machines]
         self._free = [0] * len(machines)
         self._down = [True] * len(machines)
         self._shared: dict[tuple[int, int], int] = {}
+        self._picked: dict[tuple[int, int], Allocation] = {}
+        """Whole GPUs of one node, by node and GPUs: most allocations are one of these, again and again."""
         self.size = sum(machine.gpus for machine in machines)
         for node in range(len(machines)):
             self.bring_up(node)
@@ -127,6 +148,13 @@ class Machines:
 
     def pick(self, pool: int, counts: Sequence[tuple[int, int]]) -> Allocation:
         """So many GPUs of each node, the lowest numbers first; they are not taken yet."""
+        if len(counts) == 1:
+            node, count = counts[0]
+            part = (node, _lowest(self._free[node], count))
+            known = self._picked.get(part)
+            if known is None:
+                known = self._picked[part] = Allocation(pool, (part,), count)
+            return known
         parts = tuple((node, _lowest(self._free[node], count)) for node, count in counts)
         return Allocation(pool, parts, sum(count for _, count in counts))
 
@@ -142,6 +170,15 @@ class Machines:
             self._set_free(node, self._free[node] ^ mask)
         return None
 
+    def has(self, allocation: Allocation) -> bool:
+        """Whether GPUs could be held now."""
+        if allocation.share < FULL:
+            ((node, mask),) = allocation.parts
+            left = self._shared.get((node, next(bits(mask))))
+            if left is not None:
+                return left >= allocation.share
+        return not any(mask & ~self._free[node] for node, mask in allocation.parts)
+
     def give_back(self, allocation: Allocation) -> None:
         """Free GPUs again; those of a node that is down stay away until it is up."""
         if allocation.share < FULL:
@@ -153,11 +190,11 @@ class Machines:
 
     def _set_free(self, node: int, mask: int) -> None:
         pool, before, after = self.pools[self._pool_of[node]], self._free[node].bit_count(), mask.bit_count()
-        bit = 1 << node
-        pool.by_free[before] &= ~bit
-        pool.by_free[after] |= bit
+        bit, by_free = 1 << node, pool.by_free
+        by_free[before] &= ~bit
+        by_free[after] |= bit
         pool.free += after - before
-        pool.rack_free[self.machines[node].rack] += after - before
+        pool.rack_free[self._rack[node]] += after - before
         self._free[node] = mask
 
     # Nodes that fail and come back; whoever held their GPUs gives them back before, or while they are down
@@ -207,6 +244,8 @@ class Machines:
 
 def _lowest(mask: int, count: int) -> int:
     """The lowest ``count`` set bits."""
+    if mask.bit_count() == count:
+        return mask
     rest = mask
     for _ in range(count):
         rest &= rest - 1

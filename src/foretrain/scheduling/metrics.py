@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from foretrain.scheduling.machines import FULL
-from foretrain.scheduling.result import Column, Result, Segment
+from foretrain.scheduling.energy import energy
+from foretrain.scheduling.result import Column, Result
+
+_SLACK_S = 1e-6
+Chosen = np.ndarray[tuple[int], np.dtype[np.bool_]]
+"""Which of the jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,12 @@ class Metrics:
     overhead_gpu_s: float
     cost: float | None = None
     """Dollars for the whole cluster over the makespan."""
+    killed: int = 0
+    """Jobs that ended at their limit, not done."""
+    missed_deadlines: int | None = None
+    """Of the jobs that have a deadline; None where none has."""
+    energy_kwh: float | None = None
+    """Of the whole cluster from the first arrival to the last end, by the power of its devices."""
 
     def to_dict(self) -> dict[str, float | int | None]:
         return dataclasses.asdict(self)
@@ -44,22 +55,25 @@ class Metrics:
 
 def metrics(result: Result) -> Metrics:
     """Of all jobs."""
-    return _metrics(result, np.ones(len(result.jobs), dtype=bool), whole=True)
+    return _metrics(result, np.ones(len(result.jobs), dtype=bool), _deadlines(result), whole=True)
 
 
 def metrics_by_group(result: Result) -> dict[str, Metrics]:
     """Of each virtual cluster; the utilisation is its share of the whole cluster's GPU time."""
-    groups = np.array([job.group for job in result.jobs])
-    return {str(name): _metrics(result, groups == name, whole=False) for name in sorted(set(groups.tolist()))}
+    groups, deadlines = np.array([job.group for job in result.jobs]), _deadlines(result)
+    return {
+        str(name): _metrics(result, groups == name, deadlines, whole=False)
+        for name in sorted(set(groups.tolist()))
+    }
 
 
-def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], *, whole: bool) -> Metrics:
+def _metrics(result: Result, chosen: Chosen, deadlines: Column | None, *, whole: bool) -> Metrics:
     completion = result.completion_s[chosen]
     if not completion.size:
         raise ValueError("metrics need at least one job")
     service = result.service_s[chosen]
     begin, end = float(result.arrival_s.min()), float(result.finish_s.max())
-    held = _held_gpu_s(result)
+    held = result.segments.held_gpu_s(len(result.jobs))
     slowdown = completion / service
     speed = 1.0 / slowdown
     median, p95, p99 = (float(value) for value in np.percentile(completion, [50, 95, 99]))
@@ -83,18 +97,23 @@ def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
         lost_gpu_s=float(result.lost_gpu_s[chosen].sum()),
         overhead_gpu_s=float(result.overhead_gpu_s[chosen].sum()),
         cost=cost,
+        killed=sum(bool(chosen[job]) for job in result.segments.jobs_ended("killed")),
+        missed_deadlines=_late(result, chosen, deadlines),
+        energy_kwh=drawn.total_kwh if whole and (drawn := energy(result)) is not None else None,
     )
 
 
-def _held_gpu_s(result: Result) -> Column:
-    held = np.zeros(len(result.jobs))
-    for segment in result.segments:
-        held[segment.job] += (segment.end_s - segment.start_s) * _gpus(segment)
-    return held
+def _deadlines(result: Result) -> Column | None:
+    """Of every job, from its arrival on; None where none has one."""
+    if all(job.deadline_s is None for job in result.jobs):
+        return None
+    return np.array([math.inf if job.deadline_s is None else job.deadline_s for job in result.jobs])
 
 
-def _gpus(segment: Segment) -> float:
-    return segment.allocation.gpus * segment.allocation.share / FULL
+def _late(result: Result, chosen: Chosen, deadlines: Column | None) -> int | None:
+    if deadlines is None or not np.isfinite(deadlines[chosen]).any():
+        return None
+    return int((result.completion_s[chosen] > deadlines[chosen] + _SLACK_S).sum())
 
 
 def utilization_over_time(result: Result, points: int = 400) -> tuple[Column, Column]:
@@ -102,10 +121,8 @@ def utilization_over_time(result: Result, points: int = 400) -> tuple[Column, Co
     begin, end = float(result.arrival_s.min()), float(result.finish_s.max())
     edges = np.linspace(begin, max(end, begin + 1.0), points + 1)
     width = edges[1] - edges[0]
-    starts = np.array([segment.start_s for segment in result.segments])
-    ends = np.array([segment.end_s for segment in result.segments])
-    gpus = np.array([_gpus(segment) for segment in result.segments])
-    held = _integral(starts, gpus, edges) - _integral(ends, gpus, edges)
+    gpus = result.segments.gpus
+    held = _integral(result.segments.starts_s, gpus, edges) - _integral(result.segments.ends_s, gpus, edges)
     return edges[:-1], np.diff(held) / (width * result.size)
 
 

@@ -99,18 +99,19 @@ class TopologyAware(Placement):
 def pack(pool: Pool, gpus: int, among: int = -1) -> Counts:
     """The fullest node that suffices; else the emptiest nodes, and the fullest that suffices for the rest."""
     counts: Counts = []
-    most = len(pool.by_free) - 1
-    while gpus:
-        enough = next((free for free in range(gpus, most + 1) if pool.by_free[free] & among), None)
-        if enough is not None:
-            counts.append((_first(pool.by_free[enough] & among), gpus))
-            return counts
-        emptiest = next(free for free in range(min(most, gpus), 0, -1) if pool.by_free[free] & among)
-        node = _first(pool.by_free[emptiest] & among)
-        counts.append((node, emptiest))
+    by_free, most = pool.by_free, len(pool.by_free) - 1
+    while True:
+        for free in range(gpus, most + 1):
+            if nodes := by_free[free] & among:
+                counts.append((_first(nodes), gpus))
+                return counts
+        for free in range(min(most, gpus - 1), 0, -1):
+            if nodes := by_free[free] & among:
+                break
+        node = _first(nodes)
+        counts.append((node, free))
         among &= ~(1 << node)
-        gpus -= emptiest
-    return counts
+        gpus -= free
 
 
 def _first(nodes: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foretrain.errors import unknown
-from foretrain.scheduling.centre import Column
+from foretrain.scheduling.conic import Column
 from foretrain.scheduling.programmes import fairest, least_worst_ratio, soonest
 from foretrain.scheduling.rounds import Leased, RoundPolicy
 
@@ -26,7 +26,7 @@ class RoundFifo(RoundPolicy):
     than it holds at once, and those wait for its next rounds.
     """
 
-    name = "fifo"
+    name = "gavel_fifo"
     whole = True
 
     def __init__(self, seed: int = 0) -> None:
@@ -180,6 +180,7 @@ ROUND_POLICIES: dict[str, type[RoundPolicy]] = {
 
 def round_policy(name: str, seed: int = 0) -> RoundPolicy:
     """A policy of the round-based mode by its name."""
+    name = "gavel_fifo" if name == "fifo" else name
     if name not in ROUND_POLICIES:
         raise unknown("policy", name, ROUND_POLICIES, "a policy of the round-based mode:")
     return ROUND_POLICIES[name](seed)

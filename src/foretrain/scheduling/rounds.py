@@ -20,7 +20,7 @@ import numpy.typing as npt
 from foretrain.errors import InputError, invalid
 from foretrain.scheduling.jobs import TraceJob
 from foretrain.scheduling.machines import Allocation, Machine
-from foretrain.scheduling.result import Column, Result, Segment
+from foretrain.scheduling.result import Column, Result, Segments
 from foretrain.scheduling.speeds import Speeds
 
 ROUND_S = 360.0
@@ -101,7 +101,7 @@ class Rounds:
         self._stale = False
         self._last_s = 0.0
         self._finish_s = np.full(len(jobs), np.nan)
-        self._segments: list[Segment] = []
+        self._segments = Segments()
 
     def _lease(self, number: int, job: TraceJob) -> Leased:
         rates = {
@@ -199,7 +199,7 @@ class Rounds:
             if job.spec.steps is not None:  # jobs that are measured in seconds have no whole steps
                 fitting = float(int(fitting))
             steps = min(fitting or 1.0, job.left)
-            took_s = steps / rate
+            took_s = (now_s + steps / rate) - now_s
             end_s = max(end_s, now_s + took_s)
             job.left -= steps
             job.received_s[device] += took_s
@@ -208,7 +208,7 @@ class Rounds:
                 job.first_start_s = now_s
             done = job.left <= 0
             reason, allocation = "finished" if done else "lease", _allocation(free[device], job.gpus)
-            self._segments.append(Segment(job.number, now_s, now_s + took_s, reason, allocation))
+            self._segments.add(job.number, now_s, now_s + took_s, reason, allocation)
             if done:
                 self._finish_s[job.number] = now_s + took_s
                 self._active.remove(job)

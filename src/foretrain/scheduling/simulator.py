@@ -2,95 +2,64 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from foretrain.errors import ForetrainError, InputError, first_line
+from foretrain.scheduling.active import Active
+from foretrain.scheduling.breakdowns import Breakdowns
+from foretrain.scheduling.capabilities import refuse_what_is_not_honoured
 from foretrain.scheduling.estimates import Estimates, Exact
-from foretrain.scheduling.failures import FailureModel
 from foretrain.scheduling.jobs import TraceJob
 from foretrain.scheduling.kernel import Events, Kind
-from foretrain.scheduling.machines import FULL, Allocation, DoubleAllocation, Machine, Machines, Pool, packed
+from foretrain.scheduling.machines import (
+    FULL,
+    Allocation,
+    DoubleAllocation,
+    Machine,
+    Machines,
+    Pool,
+    memory_of,
+    packed,
+)
 from foretrain.scheduling.placement import Packed, Placement
-from foretrain.scheduling.result import Result, Segment
+from foretrain.scheduling.result import Result, Segments
+from foretrain.scheduling.settings import Settings
+from foretrain.scheduling.sharing.mates import Mates
 from foretrain.scheduling.speeds import Speeds, TraceSpeeds
 
 if TYPE_CHECKING:
     from foretrain.scheduling.policies.base import Policy
 
+__all__ = ["Active", "PolicyError", "Settings", "Simulation"]
 
+_FINISH, _LIMIT = int(Kind.FINISH), int(Kind.LIMIT)
 _MOST_ACTS = 20
 """Starts at one moment, per job in the cluster, after which a policy is taken to go round in circles."""
+_MOST_IDLE = 1000
+"""Moments at which jobs wait, GPUs for one of them are free and none runs, after which a policy is taken to
+starve them."""
+_MOST_DOWN = 100_000
+"""Moments at which jobs wait and none runs since nodes are down, after which they are taken never to run."""
+_MOST_FUTILE = 10_000
+"""Failures in a row by which a job gets no further than it was."""
 
 
 class PolicyError(ForetrainError):
     """A policy did what no policy may; the message names it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What else shapes a simulation.
+class _Taken(NamedTuple):
+    """A job as it was before it was taken off, for the case that it is started again at the same moment."""
 
-    Costs in seconds: a checkpoint before a job is taken off, a restart before it works again.
-    """
-
-    checkpoint_s: float = 0.0
-    restart_s: float = 0.0
-    checkpoint_every_s: float = 1800.0
-    """A job that fails loses what it did since its last checkpoint."""
-    sharing: bool = False
-    """Whether jobs that need a share of a GPU may have one to themselves (False) or share it (True)."""
-    failures: FailureModel = field(default_factory=FailureModel)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("checkpoint_s", "restart_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"settings.{name}: {getattr(self, name)!r} is not a time of at least 0")
-        if not self.checkpoint_every_s > 0:
-            every_s = self.checkpoint_every_s
-            raise InputError(f"settings.checkpoint_every_s: {every_s!r} is not a time above 0")
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Active:
-    """A job in the cluster, as policies see it. They read it; only the simulator writes."""
-
-    number: int
-    spec: TraceJob
-    work: float
-    estimated_work: float
-    nominal_rate: float
-    """Work per second on the GPUs it asks for."""
-    pools: tuple[Pool, ...] = ()
-    gpus: int = field(init=False)
-    arrival_s: float = field(init=False)
-    done: float = 0.0
-    rate: float = 0.0
-    since_s: float = 0.0
-    ready_s: float = 0.0
-    allocation: Allocation | None = None
-    version: int = 0
-    attained_gpu_s: float = 0.0
-    lost_gpu_s: float = 0.0
-    overhead_gpu_s: float = 0.0
-    overhead_s: float = 0.0
-    first_start_s: float | None = None
-    starts: int = 0
-    preemptions: int = 0
-    failures: int = 0
-
-    def __post_init__(self) -> None:
-        self.gpus, self.arrival_s = self.spec.gpus, self.spec.arrival_s
-
-    @property
-    def is_running(self) -> bool:
-        return self.allocation is not None
-
-    def __repr__(self) -> str:
-        return f"Active({self.spec.name!r})"
+    allocation: Allocation
+    since_s: float
+    ready_s: float
+    done: float
+    attained_gpu_s: float
+    overhead_gpu_s: float
 
 
 class Simulation:
@@ -112,43 +81,54 @@ class Simulation:
         self.machines = Machines(machines)
         self.policy = policy
         self.settings = settings or Settings()
+        refuse_what_is_not_honoured(policy.name, self.settings.options)
+        pairs = self.settings.pairs
+        self._mates = None if pairs is None else Mates(pairs, memory_of(machines), self.settings.least_speed)
+        self._shares = self.settings.sharing or self._mates is not None
+        self._kills = self.settings.rules.kill
         self._placement = placement or Packed()
         self._speeds = speeds or TraceSpeeds()
         self._events = Events()
         self._failures = self.settings.failures.starts(self.settings.seed)
+        self._jobs_fail = not math.isinf(self.settings.failures.job_mtbf_gpu_s)
+        outages = self.settings.failures.outages
+        self._breakdowns = Breakdowns(outages, self._failures, self.machines, self._events)
         self._tell = tell
-        self._segments: list[Segment] = []
-        self._acts = 0
+        self._segments = Segments()
+        self._acts = self._idle = self._down = 0
+        self._taken: dict[int, _Taken] = {}
         self._rates: dict[tuple[str, int, str, tuple[int, ...]], float] = {}
         self._finish_s: list[float] = [math.nan] * len(jobs)
         self.running: dict[int, Active] = {}
         self.waiting: dict[int, Active] = {}
-        self._usable: dict[tuple[str | None, str, int], tuple[Pool, ...]] = {}
+        self._usable: dict[tuple[str | None, str, int, int, str], tuple[tuple[Pool, ...], float]] = {}
         self.jobs = [self._activate(number, job, estimates or Exact()) for number, job in enumerate(jobs)]
+        self._count = len(self.jobs)
         self._order = sorted(self.jobs, key=lambda job: (job.arrival_s, job.number))
 
     def _activate(self, number: int, job: TraceJob, estimates: Estimates) -> Active:
-        work, pools = self._speeds.work(job), self._usable_by(job)
-        nominal = max(self._packed_rate(job, pool, job.gpus) for pool in pools)
+        work, (pools, nominal) = self._speeds.work(job), self._usable_by(job)
         return Active(number, job, work, work * estimates.factor(job, number), nominal, pools)
 
-    def _usable_by(self, job: TraceJob) -> tuple[Pool, ...]:
-        """The pools that have a job's device, enough GPUs and a speed for it; none is an error."""
-        key = (job.device, job.kind, job.gpus)
-        if key not in self._usable:
-            allowed = [pool for pool in self.machines.pools if job.device in (None, pool.device)]
+    def _usable_by(self, job: TraceJob) -> tuple[tuple[Pool, ...], float]:
+        """The pools with a job's device, enough GPUs and a speed for it, and the best of these speeds."""
+        key = (job.device, job.kind, job.gpus, job.fewest, job.partition)
+        usable = self._usable.get(key)
+        if usable is None:
+            allowed = [pool for pool in self.machines.pools if pool.takes(job.device, job.partition)]
             most = max((pool.size for pool in allowed), default=0)
             if most < job.fewest:
                 needs = f"{job.fewest} GPUs of {job.device or 'one kind'}"
                 raise InputError(f"trace: job {job.name!r} needs {needs} and the cluster has {most}")
             large = [pool for pool in allowed if pool.size >= job.fewest]
-            usable = tuple(pool for pool in large if self._packed_rate(job, pool, job.gpus) > 0)
-            if not usable:
+            rates = {pool: self._packed_rate(job, pool, job.gpus) for pool in large}
+            pools = tuple(pool for pool in large if rates[pool] > 0)
+            if not pools:
                 raise InputError(
                     f"trace: job {job.name!r} ({job.kind}) runs on none of the cluster's devices"
                 )
-            self._usable[key] = usable
-        return self._usable[key]
+            usable = self._usable[key] = (pools, max(rates.values()))
+        return usable
 
     # What policies may ask
 
@@ -159,10 +139,12 @@ class Simulation:
     def pool_for(self, job: Active, gpus: int | None = None) -> Pool | None:
         """Where a job would run now: the fastest pool with enough free GPUs; None when there is none."""
         count = job.gpus if gpus is None else gpus
-        pools = self.pools_for(job)
+        pools = job.pools
         if len(pools) == 1:
             pool = pools[0]
-            return pool if pool.free >= count or self._sharable(job, pool) else None
+            if pool.free >= count:
+                return pool
+            return pool if self._shares and self._sharable(job, pool) else None
         best, best_rate = None, 0.0
         for pool in pools:
             if pool.free >= count or self._sharable(job, pool):
@@ -170,6 +152,14 @@ class Simulation:
                 if rate > best_rate:
                     best, best_rate = pool, rate
         return best
+
+    def fastest(self, job: Active, left: Sequence[int]) -> Pool | None:
+        """The fastest pool where a job's GPUs would go into what is ``left`` of each, by its number."""
+        gpus, pools = job.gpus, job.pools
+        if len(pools) == 1:
+            return pools[0] if left[pools[0].number] >= gpus else None
+        fitting = [pool for pool in pools if left[pool.number] >= gpus]
+        return max(fitting, key=lambda pool: self._packed_rate(job.spec, pool, gpus), default=None)
 
     def fits(self, job: Active, gpus: int | None = None) -> bool:
         """Whether so many GPUs (else those asked for) are free for a job."""
@@ -179,17 +169,19 @@ class Simulation:
         """Estimated time left on the GPUs that a job has, or asks for; 0 once it outlives its estimate."""
         rate = job.rate if job.allocation is not None and job.rate > 0 else job.nominal_rate
         wait = max(job.ready_s - self.now, 0.0) if job.allocation is not None else 0.0
-        return wait + max(job.estimated_work - self.done(job), 0.0) / rate
+        left = job.estimated_work - self.done(job)
+        return wait + left / rate if left > 0 else wait
 
     def remaining_nominal_s(self, job: Active, *, truly: bool = False) -> float:
         """The same on the fastest GPUs, wherever it runs, so that jobs compare; ``truly`` is for oracles."""
-        return max((job.work if truly else job.estimated_work) - self.done(job), 0.0) / job.nominal_rate
+        left = (job.work if truly else job.estimated_work) - self.done(job)
+        return left / job.nominal_rate if left > 0 else 0.0
 
     def done(self, job: Active) -> float:
         """Work done so far."""
         if job.allocation is None:
             return job.done
-        return job.done + max(self.now - max(job.since_s, job.ready_s), 0.0) * job.rate
+        return job.done + (self.now - job.ready_s) * job.rate if self.now > job.ready_s else job.done
 
     def attained_gpu_s(self, job: Active) -> float:
         """GPU time received so far."""
@@ -198,7 +190,11 @@ class Simulation:
 
     def rate_on(self, job: Active, gpus: int) -> float:
         """Work per second on so many GPUs of the fastest device, packed; for policies that choose sizes."""
-        return max(self._packed_rate(job.spec, pool, gpus) for pool in self.pools_for(job))
+        return max(self._packed_rate(job.spec, pool, gpus) for pool in job.pools)
+
+    def rate_in(self, job: Active, pool: Pool, gpus: int) -> float:
+        """The same in one pool; 0 where the job cannot run."""
+        return self._packed_rate(job.spec, pool, gpus)
 
     # What policies may do
 
@@ -208,37 +204,63 @@ class Simulation:
         """Run a waiting job: on GPUs that the placement chooses, or on those given."""
         self._known(job, "start")
         self._acts += 1
-        name = f"job {job.spec.name!r}"
-        if self._acts > _MOST_ACTS * (len(self.waiting) + len(self.running) + 1):
+        if self._acts > _MOST_ACTS and self._acts > _MOST_ACTS * (len(self.waiting) + len(self.running) + 1):
             endless = f"starts jobs {self._acts:,} times at one moment and comes to no end"
             raise self._misbehaved(f"{endless} (last: {job.spec.name!r})")
         if job.allocation is not None:
-            raise self._misbehaved(f"starts {name}, which is running already")
+            raise self._misbehaved(f"starts job {job.spec.name!r}, which is running already")
         if job.number not in self.waiting:
-            raise self._misbehaved(f"starts {name}, which is not waiting (finished, or not yet there)")
+            not_there = "which is not waiting (finished, or not yet there)"
+            raise self._misbehaved(f"starts job {job.spec.name!r}, {not_there}")
         count = job.gpus if gpus is None else gpus
-        if not job.spec.fewest <= count <= job.spec.most:
+        if count != job.gpus and not job.spec.fewest <= count <= job.spec.most:
             allowed = f"{job.spec.fewest} to {job.spec.most}"
-            raise self._misbehaved(f"gives {name} {count} GPUs; it takes {allowed}")
-        allocation = on if on is not None else self._place(job, count, pool)
-        if allocation.gpus != count or sum(allocation.shape) != count:
-            raise self._misbehaved(f"gives {name} {sum(allocation.shape)} GPUs where it says {count}")
+            raise self._misbehaved(f"gives job {job.spec.name!r} {count} GPUs; it takes {allowed}")
+        if self._taken and on is None and self._keeps(job, count, pool):
+            return
+        allocation = self._place(job, count, pool) if on is None else on
+        if on is not None and (on.gpus != count or sum(on.shape) != count):
+            wrong = f"{sum(on.shape)} GPUs where it says {count}"
+            raise self._misbehaved(f"gives job {job.spec.name!r} {wrong}")
         try:
             self.machines.take(allocation)
         except (DoubleAllocation, IndexError) as error:
-            reason = f"gives {name} GPUs that it cannot have: {first_line(error)}"
+            reason = f"gives job {job.spec.name!r} GPUs that it cannot have: {first_line(error)}"
             raise self._misbehaved(reason) from error
         del self.waiting[job.number]
         self._run(job, allocation)
+
+    def _keeps(self, job: Active, count: int, pool: Pool | None) -> bool:
+        """Whether a job taken off at this very moment goes on with its GPUs, as if nothing had happened."""
+        taken = self._taken.get(job.number)
+        if taken is None or taken.allocation.gpus != count:
+            return False
+        if (pool is not None and pool.number != taken.allocation.pool) or not self.machines.has(
+            taken.allocation
+        ):
+            return False
+        self.machines.take(taken.allocation)
+        del self._taken[job.number], self.waiting[job.number]
+        self._segments.take_back(job.number)
+        job.preemptions -= 1
+        job.overhead_s = 0.0
+        job.allocation, job.since_s, job.ready_s, job.done, job.attained_gpu_s, job.overhead_gpu_s = taken
+        self.running[job.number] = job
+        if self._mates is not None:
+            self._joined(job)
+        self._set_end(job)
+        return True
 
     def preempt(self, job: Active) -> None:
         """Take a running job off its GPUs; it waits again, and what it did is kept."""
         self._known(job, "preempt")
         if job.allocation is None:
             raise self._misbehaved(f"preempts job {job.spec.name!r}, which is not running")
+        held = (job.allocation, job.since_s, job.ready_s, job.done, job.attained_gpu_s, job.overhead_gpu_s)
         job.preemptions += 1
-        job.overhead_s = self.settings.checkpoint_s + self.settings.restart_s
         self._stop(job, "preempted")
+        self._taken[job.number] = _Taken(*held)
+        job.overhead_s = self.settings.checkpoint_s + self.settings.restart_s
         self._wait(job)
 
     def resize(self, job: Active, gpus: int) -> None:
@@ -247,6 +269,7 @@ class Simulation:
             return
         self.preempt(job)
         job.preemptions -= 1
+        del self._taken[job.number]
         self.start(job, gpus=gpus)
 
     def wake(self, job: Active, time_s: float) -> None:
@@ -257,36 +280,54 @@ class Simulation:
 
     def run(self) -> Result:
         """Until every job is done."""
+        collecting = gc.isenabled()
+        gc.disable()  # nothing here makes cycles, and looking for them among a million jobs takes long
+        try:
+            return self._run_all()
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _run_all(self) -> Result:
         self._call(self.policy.begin, self)
-        self._set_outages()
         if self.policy.interval_s is not None and self._order:
             self._events.push(self._order[0].arrival_s, Kind.ROUND, None)
-        arrived, finished, count = 0, 0, len(self._order)
+        events, order, decide = self._events, self._order, self.policy.decide
+        heap = events.heap
+        arrived, finished, count = 0, 0, len(order)
         while finished < count:
-            next_event = self._events.next_s
-            next_arrival = self._order[arrived].arrival_s if arrived < count else None
-            if next_event is None and next_arrival is None:
+            next_s = heap[0][0] if heap else None
+            if arrived < count and (next_s is None or order[arrived].arrival_s < next_s):
+                self.now = order[arrived].arrival_s
+            elif next_s is None:
                 raise self._stuck()
-            self.now = min(time for time in (next_event, next_arrival) if time is not None)
-            changed = False
-            while (time := self._events.next_s) is not None and time <= self.now:
-                _, kind, _, about, version = self._events.pop()
-                if kind == Kind.FINISH:
+            else:
+                self.now = next_s
+            now, changed = self.now, False
+            while heap and heap[0][0] <= now:
+                _, kind, _, about, version = events.pop()
+                if kind <= _LIMIT:
                     if version == about.version:
-                        self._finish(about)
+                        self._finish(about, "finished" if kind == _FINISH else "killed")
                         finished += 1
                         changed = True
                         if not finished % 256:
                             self._tell(finished)
                 else:
                     changed |= self._handle(kind, about, version, over=arrived == count)
-            while arrived < count and self._order[arrived].arrival_s <= self.now:
-                self._wait(self._order[arrived])
+            while arrived < count and order[arrived].arrival_s <= now:
+                self._wait(order[arrived])
                 arrived += 1
                 changed = True
             if changed:
                 self._acts = 0
-                self._call(self.policy.decide, self)
+                self._call(decide, self)
+                if self._taken:
+                    self._taken.clear()
+                if arrived == count and self.waiting and not self.running:
+                    self._stands_still()
+                else:
+                    self._idle = self._down = 0
         self._tell(finished)
         return self._result()
 
@@ -295,16 +336,13 @@ class Simulation:
         if kind == Kind.ROUND:
             if not self.running and not self.waiting and over:
                 return False
-            if over and not self.running and not self._events and not self._can_start():
-                raise self._stuck()
             assert self.policy.interval_s is not None
             self._events.push(self.now + self.policy.interval_s, Kind.ROUND, None)
             self._call(self.policy.round, self)
             return True
         if kind == Kind.REPAIR:
             assert isinstance(about, int)
-            self.machines.bring_up(about)
-            self._set_failure(about)
+            self._breakdowns.repaired(about, self.now)
             return True
         if kind == Kind.NODE_FAILURE:
             assert isinstance(about, tuple)
@@ -317,6 +355,15 @@ class Simulation:
         else:
             self._call(self.policy.timer, self, about)
         return True
+
+    def _stands_still(self) -> None:
+        """All jobs are there, some wait and none runs: that may be so only for a while."""
+        if self._can_start():
+            self._idle += 1
+        else:
+            self._down += 1
+        if self._idle > _MOST_IDLE or self._down > _MOST_DOWN:
+            raise self._stuck()
 
     def _can_start(self) -> bool:
         return any(self.fits(job, job.spec.fewest) for job in self.waiting.values())
@@ -339,17 +386,51 @@ class Simulation:
             raise self._misbehaved(f"starts job {job.spec.name!r} on {count} GPUs, and {free} are free")
         share = self._share(job)
         if share < FULL:
-            place = self.machines.sharable(pool.number, share)
-            if place is not None:
+            place = self._place_to_share(job, pool, share)
+            if place is not None and (self._mates is None or not pool.free):
                 return Allocation(pool.number, ((place[0], 1 << place[1]),), 1, share)
         picked = self.machines.pick(pool.number, self._placement.choose(self.machines, pool, count))
         return picked if share == FULL else Allocation(pool.number, picked.parts, 1, share)
 
     def _share(self, job: Active) -> int:
+        if self._mates is not None:
+            return FULL // 2 if job.spec.most == 1 else FULL
         return max(1, round(job.spec.share * FULL)) if self.settings.sharing and job.spec.share < 1 else FULL
 
     def _sharable(self, job: Active, pool: Pool) -> bool:
-        return (share := self._share(job)) < FULL and self.machines.sharable(pool.number, share) is not None
+        return (share := self._share(job)) < FULL and self._place_to_share(job, pool, share) is not None
+
+    def _place_to_share(self, job: Active, pool: Pool, share: int) -> tuple[int, int] | None:
+        """A GPU in use that has room for a job; where pairs are told apart, beside whom it goes best."""
+        if self._mates is not None:
+            return self._mates.place_for(job, pool)
+        return self.machines.sharable(pool.number, share)
+
+    def _joined(self, job: Active) -> None:
+        """A job that now holds a part of a GPU slows down whoever is there, and is slowed down."""
+        assert job.allocation is not None
+        if self._mates is not None and job.allocation.share < FULL:
+            for other in self._mates.joins(job):
+                self._change_speed(other)
+            device = self.machines.pools[job.allocation.pool].device
+            job.rate = self._rate(job.spec, device, job.allocation.shape) * self._mates.speed(job, device)
+
+    def _left(self, job: Active) -> None:
+        assert job.allocation is not None
+        if self._mates is not None and job.allocation.share < FULL:
+            for other in self._mates.leaves(job):
+                self._change_speed(other)
+
+    def _change_speed(self, job: Active) -> None:
+        """Of a job that goes on beside others than before."""
+        assert job.allocation is not None
+        assert self._mates is not None
+        device = self.machines.pools[job.allocation.pool].device
+        job.done = self.done(job)
+        job.ready_s = max(job.ready_s, self.now)
+        job.rate = self._rate(job.spec, device, job.allocation.shape) * self._mates.speed(job, device)
+        job.version += 1
+        self._set_end(job)
 
     def _run(self, job: Active, allocation: Allocation) -> None:
         job.allocation = allocation
@@ -365,11 +446,23 @@ class Simulation:
         if job.rate <= 0:
             raise self._misbehaved(f"runs job {job.spec.name!r} on {device}, where it cannot run")
         self.running[job.number] = job
-        finish_s = job.ready_s + max(job.work - job.done, 0.0) / job.rate
-        self._events.push(finish_s, Kind.FINISH, job, job.version)
-        until = self._failures.of_job(job.number, job.starts, allocation.gpus)
-        if until < math.inf:
-            self._events.push(self.now + until, Kind.JOB_FAILURE, job, job.version)
+        if self._mates is not None:
+            self._joined(job)
+        self._set_end(job)
+
+    def _set_end(self, job: Active) -> None:
+        """When a job that runs will be done, or fail."""
+        assert job.allocation is not None
+        left = job.work - job.done
+        self._events.push(
+            job.ready_s + left / job.rate if left > 0 else job.ready_s, _FINISH, job, job.version
+        )
+        if self._kills and job.spec.limit_s is not None:
+            self._events.push(job.since_s + job.spec.limit_s, _LIMIT, job, job.version)
+        if self._jobs_fail:
+            until = self._failures.of_job(job.number, job.starts, job.allocation.gpus)
+            if until < math.inf:
+                self._events.push(job.since_s + until, Kind.JOB_FAILURE, job, job.version)
 
     def _stop(self, job: Active, reason: str) -> None:
         """Off its GPUs, with what it did counted."""
@@ -377,17 +470,20 @@ class Simulation:
         assert allocation is not None
         job.done = self.done(job)
         job.attained_gpu_s += (self.now - job.since_s) * allocation.gpus
-        unused = max(job.ready_s - self.now, 0.0)
-        job.overhead_gpu_s -= unused * allocation.gpus
-        self._segments.append(Segment(job.number, job.since_s, self.now, reason, allocation))
+        if job.ready_s > self.now:
+            job.overhead_gpu_s -= (job.ready_s - self.now) * allocation.gpus
+        self._segments.add(job.number, job.since_s, self.now, reason, allocation)
+        if self._mates is not None:
+            self._left(job)
         self.machines.give_back(allocation)
         job.allocation = None
         job.version += 1
         del self.running[job.number]
 
-    def _finish(self, job: Active) -> None:
-        self._stop(job, "finished")
-        job.done = job.work
+    def _finish(self, job: Active, reason: str) -> None:
+        self._stop(job, reason)
+        if reason == "finished":
+            job.done = job.work
         self._finish_s[job.number] = self.now
         self._call(self.policy.finished, self, job)
 
@@ -395,41 +491,30 @@ class Simulation:
         """Back to the last checkpoint, and to the queue."""
         allocation = job.allocation
         assert allocation is not None
-        worked = max(self.now - max(job.since_s, job.ready_s), 0.0)
+        worked = max(self.now - job.ready_s, 0.0)
         lost_s = worked % self.settings.checkpoint_every_s
         rate = job.rate
         job.failures += 1
         self._stop(job, reason)
         job.done = max(job.done - lost_s * rate, 0.0)
+        job.futile = job.futile + 1 if job.done <= job.furthest else 0
+        job.furthest = max(job.furthest, job.done)
+        if job.futile > _MOST_FUTILE:
+            raise InputError(
+                f"failures: job {job.spec.name!r} fails {_MOST_FUTILE:,} times in a row before its next "
+                "checkpoint; give longer times between failures, or a shorter checkpoint_every"
+            )
         job.lost_gpu_s += lost_s * allocation.gpus
         job.overhead_s = self.settings.restart_s
         self._wait(job)
 
-    # What happens to nodes
-
-    def _set_outages(self) -> None:
-        nodes = len(self.machines.machines)
-        for outage in self.settings.failures.outages:
-            if outage.node >= nodes:
-                raise InputError(f"failures: node {outage.node} is not one of the cluster's {nodes}")
-            self._events.push(outage.time_s, Kind.NODE_FAILURE, (outage.node, outage.repair_s))
-        for node in range(nodes):
-            self._set_failure(node)
-
-    def _set_failure(self, node: int) -> None:
-        until = self._failures.of_node(node)
-        if until < math.inf:
-            self._events.push(self.now + until, Kind.NODE_FAILURE, (node, None))
-
     def _fail_node(self, node: int, repair_s: float | None) -> bool:
-        if not self.machines.is_up(node):
+        if not self._breakdowns.strikes(node, repair_s):
             return False
         for job in list(self.running.values()):
             if job.allocation and any(part[0] == node for part in job.allocation.parts):
                 self._fail(job, "node failed")
-        self.machines.take_down(node)
-        repair_s = self._failures.repair_of(node) if repair_s is None else repair_s
-        self._events.push(self.now + repair_s, Kind.REPAIR, node)
+        self._breakdowns.takes_down(node, repair_s, self.now)
         return True
 
     # Small things
@@ -445,7 +530,7 @@ class Simulation:
         return self._rate(job, pool.device, packed(gpus, len(pool.by_free) - 1))
 
     def _known(self, job: object, verb: str) -> None:
-        if not isinstance(job, Active) or job not in self.jobs[job.number : job.number + 1]:
+        if not isinstance(job, Active) or job.number >= self._count or self.jobs[job.number] is not job:
             raise self._misbehaved(f"wants to {verb} {job!r}, which is no job of this simulation")
 
     def _misbehaved(self, what: str) -> PolicyError:

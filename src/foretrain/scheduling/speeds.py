@@ -39,6 +39,10 @@ class Speeds(ABC):
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
         """Work per second on GPUs of one kind; 0 where the job cannot run."""
 
+    def why_not(self, job: TraceJob, devices: Iterable[str]) -> str:
+        """Why a job runs on none of the devices."""
+        return f"runs on none of the cluster's devices ({', '.join(devices)})"
+
 
 class TraceSpeeds(Speeds):
     """The trace's own durations.
@@ -112,9 +116,8 @@ class ThroughputTable(Speeds):
             raise unknown(f"{self._name}: device", device, self.devices)
         return self._table.get((name, job.kind, sum(shape)), 0.0)
 
-    def knows(self, job: TraceJob, devices: Iterable[str]) -> bool:
-        """Whether a job's type on as many GPUs has an entry for any of the devices."""
-        return any((self._named(device), job.kind, job.gpus) in self._table for device in devices)
+    def why_not(self, job: TraceJob, devices: Iterable[str]) -> str:
+        return f"no throughput of that job type on that many GPUs in {Path(self._name).name}"
 
     def _named(self, device: str) -> str:
         """The table's name of a device, which may be how its full name begins: "v100" of "v100-sxm-16gb"."""

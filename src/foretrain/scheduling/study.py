@@ -14,18 +14,24 @@ from foretrain import predictors
 from foretrain.errors import InputError, invalid
 from foretrain.fanout import fan_out
 from foretrain.job import Job
+from foretrain.predictors.base import Predictor
 from foretrain.scheduling import policies
+from foretrain.scheduling.capabilities import refuse_what_is_not_honoured
+from foretrain.scheduling.checkpointing import CheckpointedSpeeds
 from foretrain.scheduling.estimates import Estimates, Exact, LogNormal, ResidualEstimates
-from foretrain.scheduling.jobs import Malformed, Trace
+from foretrain.scheduling.failures import FailureModel
+from foretrain.scheduling.jobs import Trace
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import Metrics, metrics, metrics_by_group
 from foretrain.scheduling.placement import placement
 from foretrain.scheduling.result import Result
 from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
 from foretrain.scheduling.rounds import ROUND_S, Rounds
+from foretrain.scheduling.sharing.mig import SlicedSpeeds
+from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation
 from foretrain.scheduling.speeds import PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
-from foretrain.units import format_seconds
+from foretrain.scheduling.spot import Spot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,11 @@ class SpeedSource:
     """What a job file says of the nodes and links of each kind of device; where it is silent, the templates
     hold."""
     slowdown_per_node: float = 0.0
+    uses: Mapping[str, Use] = field(default_factory=dict)
+    """How each kind of job uses a device, for slices of it."""
+    checkpoint_write_s: float = 0.0
+    """What a checkpoint costs a job that writes them as it goes; 0 for none."""
+    checkpoint_every_s: float = 1800.0
 
     def __post_init__(self) -> None:
         if (self.predictor is None) != (self.templates is None):
@@ -49,17 +60,28 @@ class SpeedSource:
             raise invalid("slowdown_per_node", self.slowdown_per_node, "a number of at least 0")
 
     def make(self) -> Speeds:
+        speeds: Speeds = SlicedSpeeds(self._whole(), self.uses)
+        if self.checkpoint_write_s:
+            speeds = CheckpointedSpeeds(speeds, self.checkpoint_every_s, self.checkpoint_write_s)
+        return speeds
+
+    def _whole(self) -> Speeds:
         table: Speeds = TraceSpeeds(slowdown_per_node=self.slowdown_per_node)
         if self.throughputs:
             table = ThroughputTable.load(self.throughputs)
         if self.predictor is None or self.templates is None:
             return table
+        predictor, templates = self.predicted()
+        return PredictedSpeeds(predictor, templates, otherwise=table, sections=self.sections)
+
+    def predicted(self) -> tuple[Predictor, dict[str, Job]]:
+        """The predictor and the templates."""
+        assert self.templates is not None
+        assert self.predictor is not None
         files = sorted(self.templates.glob("*.toml"))
         if not files:
             raise InputError(f"templates: {self.templates} holds no job files (*.toml)")
-        templates = {file.stem: _template(file) for file in files}
-        predictor = predictors.get(self.predictor)
-        return PredictedSpeeds(predictor, templates, otherwise=table, sections=self.sections)
+        return predictors.get(self.predictor), {file.stem: _template(file) for file in files}
 
 
 def _template(file: Path) -> Job:
@@ -87,12 +109,43 @@ class Scenario:
     rounds_s: float | None = None
     """Length of a round in the round-based mode; None for the event-driven one."""
     seed: int = 0
+    parameters: Mapping[str, float | int | bool] = field(default_factory=dict)
+    """Of the policy, in place of its own."""
+    spot: Spot | None = None
 
     @property
     def in_rounds(self) -> bool:
-        """Gavel's policies always, the others never; first in, first out as asked."""
-        in_rounds_only = self.policy not in policies.names()
-        return self.policy in ROUND_POLICIES and (self.rounds_s is not None or in_rounds_only)
+        """Gavel's policies always, first in, first out where the length of a round is given, others never."""
+        return self.policy in ROUND_POLICIES or (self.policy == "fifo" and self.rounds_s is not None)
+
+    @property
+    def options(self) -> list[str]:
+        """The options in use that not every policy can honour."""
+        settings, failures = self.settings, self.settings.failures
+        in_use = {
+            "sharing": settings.sharing,
+            "placement": self.placement != "packed",
+            "slowdown_per_node": self.speeds.slowdown_per_node > 0,
+            "checkpoint": settings.checkpoint_s > 0,
+            "restart": settings.restart_s > 0,
+            "job_mtbf": failures.job_mtbf_gpu_s < math.inf,
+            "node_mtbf": failures.node_mtbf_s < math.inf,
+            "outages": bool(failures.outages),
+            "residuals": self.residuals is not None,
+            "errors": self.error > 0,
+            "rounds": self.rounds_s is not None,
+            "spot": self.spot is not None,
+            "checkpoint_write": self.speeds.checkpoint_write_s > 0,
+        }
+        in_use["limits"] = settings.rules.kill
+        in_use["partitions"] = any(machine.partition for machine in self.machines)
+        mine = [name for name, used in in_use.items() if used]
+        return [*mine, *(name for name in settings.options if name not in mine)]
+
+    def check(self) -> None:
+        """Refuse what the policy cannot honour."""
+        name = "gavel_fifo" if self.in_rounds and self.policy == "fifo" else self.policy
+        refuse_what_is_not_honoured(name, self.options)
 
     @property
     def estimates_are(self) -> str:
@@ -107,6 +160,7 @@ class Scenario:
         return LogNormal(self.error, self.seed) if self.error else Exact()
 
     def run(self, trace: Trace, tell: Callable[[int], None] = lambda _: None) -> Result:
+        self.check()
         if self.in_rounds:
             policy, round_s = round_policy(self.policy, self.seed), self.rounds_s or ROUND_S
             speeds = self.speeds.make()
@@ -114,13 +168,30 @@ class Scenario:
         return Simulation(
             trace.jobs,
             self.machines,
-            policies.get(self.policy),
+            policies.get(self.policy, self.parameters),
             placement=placement(self.placement, self.seed),
             speeds=self.speeds.make(),
             estimates=self.estimates(),
-            settings=dataclasses.replace(self.settings, seed=self.seed),
+            settings=dataclasses.replace(self.settings, seed=self.seed, failures=self._failures(trace)),
             tell=tell,
         ).run()
+
+    def _failures(self, trace: Trace) -> FailureModel:
+        """Those of the settings, and spot nodes that are taken back."""
+        model = self.settings.failures
+        if self.spot is None:
+            return model
+        last_s = max(job.arrival_s for job in trace.jobs)
+        work_s = sum((job.duration_s or 0.0) * job.gpus for job in trace.jobs)
+        longest_s = max(job.duration_s or 0.0 for job in trace.jobs)
+        until_s = last_s + _SPOT_SPAN * (work_s / sum(machine.gpus for machine in self.machines) + longest_s)
+        taken = self.spot.outages(len(self.machines), until_s, self.seed)
+        both = sorted((*model.outages, *taken), key=lambda outage: (outage.time_s, outage.node))
+        return dataclasses.replace(model, outages=tuple(both))
+
+
+_SPOT_SPAN = 4.0
+"""Beyond the last arrival, in times of all the work on the cluster, for which spot nodes come and go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,45 +202,6 @@ class Outcome:
     metrics: Metrics
     groups: dict[str, Metrics]
     result: Result | None = None
-
-
-def runnable(trace: Trace, scenario: Scenario) -> Trace:
-    """The jobs whose speed the table of throughputs tells; the others are counted as malformed."""
-    path = scenario.speeds.throughputs
-    if path is None or scenario.speeds.predictor is not None:
-        return trace
-    table, devices = ThroughputTable.load(path), {machine.device for machine in scenario.machines}
-    known = [job for job in trace.jobs if table.knows(job, devices)]
-    if not known:
-        raise InputError(f"{path}: has no throughput of any job of {trace.name}")
-    lost = len(trace.jobs) - len(known)
-    if not lost:
-        return trace
-    reason = f"no throughput of that job type on that many GPUs in {path.name}"
-    first = next(number for number, job in enumerate(trace.jobs, start=1) if not table.knows(job, devices))
-    counts, firsts = {**trace.malformed.counts, reason: lost}, {**trace.malformed.first, reason: first}
-    return dataclasses.replace(trace, jobs=known, malformed=Malformed(counts=counts, first=firsts))
-
-
-_MOST_FAILURES = 10_000
-"""Of one job between two of its checkpoints: with more of them a simulation does not end."""
-
-
-def check_failures(trace: Trace, scenario: Scenario) -> None:
-    """Refuse failures so frequent that jobs hardly ever reach their next checkpoint."""
-    model, every_s = scenario.settings.failures, scenario.settings.checkpoint_every_s
-    in_node = max(machine.gpus for machine in scenario.machines)
-    for job in trace.jobs:
-        nodes, stretch_s = math.ceil(job.gpus / in_node), min(every_s, job.duration_s or math.inf)
-        rates = {"job_mtbf": job.gpus / model.job_mtbf_gpu_s, "node_mtbf": nodes / model.node_mtbf_s}
-        if sum(rates.values()) * stretch_s > math.log(_MOST_FAILURES):
-            name = max(rates, key=lambda which: rates[which])
-            given_s = model.job_mtbf_gpu_s if name == "job_mtbf" else model.node_mtbf_s
-            raise InputError(
-                f"{name}: {format_seconds(given_s)} is too short: in the {format_seconds(stretch_s)} between "
-                f"two checkpoints job {job.name!r} on {job.gpus} GPUs fails more than {_MOST_FAILURES:,} "
-                "times; give a longer one, or a shorter checkpoint_every"
-            )
 
 
 def run_scenario(
@@ -210,5 +242,8 @@ def mean_metrics(several: Sequence[Metrics]) -> Metrics:
     names = [each.name for each in dataclasses.fields(Metrics)]
     values = {name: [getattr(each, name) for each in several] for name in names}
     means = {name: None if None in column else sum(column) / len(column) for name, column in values.items()}
-    whole = {name: round(sum(values[name]) / len(several)) for name in ("jobs", "preemptions", "failures")}
+    whole = {
+        name: round(sum(values[name]) / len(several))
+        for name in ("jobs", "preemptions", "failures", "killed")
+    }
     return Metrics(**{**means, **whole})

@@ -39,6 +39,7 @@ def document(jobs: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "format": jobs.format,
             "jobs": len(jobs.jobs),
             "malformed": jobs.malformed.counts,
+            "refused": jobs.refused.counts,
         },
         "results": [
             {

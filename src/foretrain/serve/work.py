@@ -136,6 +136,7 @@ def _planned(asked: PlanRequest) -> Any:
 
 def schedule(task: Mapping[str, Any]) -> dict[str, Any]:
     """What policies make of a trace on a cluster."""
+    from foretrain.scheduling.admission import runnable
     from foretrain.scheduling.clusters import read_machines
     from foretrain.scheduling.placement import placement
     from foretrain.scheduling.study import Scenario, run_all
@@ -147,10 +148,6 @@ def schedule(task: Mapping[str, Any]) -> dict[str, Any]:
         trace = _trace(asked)
     placement(asked.placement)
     rounds_s = parse_seconds(asked.rounds, "rounds") if asked.rounds else None
-    if asked.rounds is None and trace.format == "gavel":
-        from foretrain.scheduling.rounds import ROUND_S
-
-        rounds_s = ROUND_S
     machines = read_machines(asked.cluster, rack=asked.rack)
     cases = itertools.product(asked.policies, asked.errors, range(asked.seeds))
     scenarios = [
@@ -160,6 +157,9 @@ def schedule(task: Mapping[str, Any]) -> dict[str, Any]:
         )
         for policy, error, seed in cases
     ]  # fmt: skip
+    for scenario in scenarios:
+        scenario.check()
+    trace = runnable(trace, scenarios[0])
     outcomes = run_all(
         trace,
         scenarios,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
 
 from foretrain.errors import InputError, first_line, unknown
@@ -23,6 +25,16 @@ _WHERE = {
     "themis": f"{_HERE}.themis:Themis",
     "pollux": f"{_HERE}.elastic:Pollux",
     "optimus": f"{_HERE}.elastic:Optimus",
+    "afs": f"{_HERE}.afs:ApatheticFutureShare",
+    "edf": f"{_HERE}.edf:EarliestDeadlineFirst",
+    "gandiva": f"{_HERE}.gandiva:Gandiva",
+    "gittins": f"{_HERE}.gittins:Gittins",
+    "kueue": f"{_HERE}.kueue:Kueue",
+    "lucid": f"{_HERE}.lucid:Lucid",
+    "multifactor": f"{_HERE}.multifactor:Multifactor",
+    "qssf": f"{_HERE}.qssf:QuasiShortestServiceFirst",
+    "sia": f"{_HERE}.sia:Sia",
+    "shockwave": f"{_HERE}.shockwave:Shockwave",
 }
 
 
@@ -30,12 +42,16 @@ def names() -> tuple[str, ...]:
     return tuple(_WHERE)
 
 
-def get(name: str) -> Policy:
-    """A new policy, by name or as ``file.py:Class``."""
+def get(name: str, parameters: Mapping[str, float | int | bool] | None = None) -> Policy:
+    """A new policy, by name or as ``file.py:Class``; with parameters of its own where they are given."""
     if name in _WHERE:
         module, _, attribute = _WHERE[name].partition(":")
         policy: type[Policy] = getattr(importlib.import_module(module), attribute)
-        return policy()
+        known = [each for each in inspect.signature(policy.__init__).parameters if each != "self"]
+        for parameter in parameters or {}:
+            if parameter not in known:
+                raise unknown(f"policy {name}: parameter", parameter, known)
+        return policy(**(parameters or {}))
     path, colon, attribute = name.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise unknown("policy", name, _WHERE, "a class as file.py:Class or one of")

@@ -126,14 +126,15 @@ class EasyBackfill(Policy):
         """The pool and time at which the first job should fit, and how many GPUs are then left over."""
         best: tuple[float, int, int] | None = None
         for pool in cluster.pools_for(head):
-            free = pool.free
+            free, time_s = pool.free, math.inf
             for end, _, gpus in self._ends[pool.number]:
-                free += gpus
-                if free >= head.gpus:
-                    time_s = max(end, cluster.now)
-                    if best is None or time_s < best[0]:
-                        best = (time_s, pool.number, free - head.gpus)
+                if end > time_s + _SLACK_S:
                     break
+                free += gpus
+                if free >= head.gpus and time_s == math.inf:
+                    time_s = max(end, cluster.now)
+            if time_s < math.inf and (best is None or time_s < best[0]):
+                best = (time_s, pool.number, free - head.gpus)
         return (-1, math.inf, 0) if best is None else (best[1], best[0], best[2])
 
     def _candidate(
@@ -142,7 +143,7 @@ class EasyBackfill(Policy):
         """The first job behind the head that may start now, and where."""
         window = time_s - cluster.now + _SLACK_S
         best: tuple[Active, Pool] | None = None
-        for (gpus, usable, _), line in self._lines.items():
+        for (gpus, usable, *_), line in self._lines.items():
             for pool in cluster.machines.pools:
                 if pool.free < gpus or pool.number not in usable:
                     continue

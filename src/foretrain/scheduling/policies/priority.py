@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import heapq
 from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 
+from foretrain.scheduling.machines import Pool
 from foretrain.scheduling.policies.base import Policy
 from foretrain.scheduling.simulator import Active, Simulation
 
 Key = tuple[float, ...]
-Request = tuple[int, tuple[int, ...], float]
+Request = tuple[int, tuple[int, ...], float, str]
+"""GPUs, where they may be, the share of each, and the kind of job where that decides who may share."""
+Head = tuple[Key, int, Active, Request]
+Ranked = tuple[Key, int, int, Active]
+"""A running job by its key and number, with the version for which that holds."""
 
 _SLACK_S = 1e-6
 """A job must be better by more than this to take another one's GPUs, so that rounding never does."""
 
 
-def request(job: Active) -> Request:
+def request(job: Active, kind: str = "") -> Request:
     """What a job asks for; jobs that ask for the same fit or don't fit alike."""
-    return job.spec.gpus, tuple(pool.number for pool in job.pools), job.spec.share
+    if len(job.pools) == 1:
+        return job.gpus, (job.pools[0].number,), job.spec.share, kind
+    return job.gpus, tuple(pool.number for pool in job.pools), job.spec.share, kind
 
 
 class Greedy(Policy):
@@ -35,118 +43,184 @@ class Greedy(Policy):
         """Of a job that begins to wait; the least is best."""
 
     def waits(self, cluster: Simulation, job: Active) -> None:
-        heapq.heappush(self._heaps.setdefault(request(job), []), (self.key(cluster, job), job.number, job))
+        wanted = request(job, "" if cluster.settings.pairs is None else job.spec.kind)
+        heapq.heappush(self._heaps.setdefault(wanted, []), (self.key(cluster, job), job.number, job))
 
     def decide(self, cluster: Simulation) -> None:
-        again = True
-        while again:
-            again = False
-            heads = self._heads(cluster)
-            heapq.heapify(heads)
-            while heads and not again:
-                key, _, job, wanted = heapq.heappop(heads)
-                if not cluster.fits(job):
-                    again = self._make_room(cluster, job, key)
-                    if not again:
-                        continue
+        heads = self._heads(cluster)
+        heapq.heapify(heads)
+        while heads:
+            _, _, job, wanted = heapq.heappop(heads)
+            if cluster.fits(job):
                 heap = self._heaps[wanted]
                 heapq.heappop(heap)
-                self._start(cluster, job)
+                cluster.start(job)
                 if heap:
                     heapq.heappush(heads, (*heap[0], wanted))
 
-    def _heads(self, cluster: Simulation) -> list[tuple[Key, int, Active, Request]]:
+    def _heads(self, cluster: Simulation) -> list[Head]:
         """The best job of each request, but for those that plainly cannot start now."""
         room = max(pool.free for pool in cluster.machines.pools)
-        worst, sharing = self._worst_key(cluster), cluster.settings.sharing
-
-        def may_start(gpus: int, key: Key) -> bool:
-            return gpus <= room or sharing or (worst is not None and self.beats(cluster, key, worst))
-
+        if cluster.settings.sharing or cluster.settings.pairs is not None:
+            return [(*heap[0], wanted) for wanted, heap in self._heaps.items() if heap]
         heaps = self._heaps.items()
-        return [(*heap[0], wanted) for wanted, heap in heaps if heap and may_start(wanted[0], heap[0][0])]
-
-    def _worst_key(self, cluster: Simulation) -> Key | None:
-        """Of the running job that would be taken off first, if any may be."""
-        return None
-
-    def beats(self, cluster: Simulation, waiting: Key, running: Key) -> bool:
-        """Whether a waiting job is better than a running one."""
-        return False
-
-    def _start(self, cluster: Simulation, job: Active) -> None:
-        cluster.start(job)
-
-    def _make_room(self, cluster: Simulation, job: Active, key: Key) -> bool:
-        """Whether GPUs for a job were freed."""
-        return False
+        return [(*heap[0], wanted) for wanted, heap in heaps if heap and wanted[0] <= room]
 
 
 class Preemptive(Greedy):
-    """The best jobs run: a waiting job takes the GPUs of worse running ones when that makes room for it."""
+    """The best jobs run: a waiting job takes the GPUs of worse running ones when that makes room for it.
+
+    A decision is planned as a whole, and only then are jobs taken off and started: none is taken off that
+    would be started again at the same moment.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._worst: list[tuple[Key, int, int, Active]] = []
+        self._worst: list[Ranked] = []
+        self._acting = False
 
     @abstractmethod
     def running_key(self, cluster: Simulation, job: Active) -> Key:
-        """Of a job that runs: the least is taken off first.
+        """Of a job that runs: the least is taken off first. It must hold until the job stops."""
 
-        It must hold until the job stops or ``rank`` is called again.
-        """
+    @abstractmethod
+    def beats(self, cluster: Simulation, waiting: Key, running: Key) -> bool:
+        """Whether a waiting job is better than a running one."""
 
-    def rank(self, cluster: Simulation, job: Active) -> None:
-        """File a running job under its key."""
-        heapq.heappush(self._worst, (self.running_key(cluster, job), -job.number, job.version, job))
+    def waits(self, cluster: Simulation, job: Active) -> None:
+        if not self._acting:
+            super().waits(cluster, job)
 
-    def _start(self, cluster: Simulation, job: Active) -> None:
-        cluster.start(job)
-        self.rank(cluster, job)
+    def decide(self, cluster: Simulation) -> None:
+        heads, others = self._candidates(cluster)
+        if not heads:
+            return
+        heapq.heapify(heads)
+        left = [pool.free for pool in cluster.machines.pools]
+        starts: list[tuple[Active, Pool]] = []
+        victims: dict[int, Active] = {}
+        while heads:
+            key, number, job, wanted = heapq.heappop(heads)
+            heap = self._heaps[wanted]
+            if not heap or heap[0][2] is not job:
+                continue  # planned already, or behind one that gave way
+            pool, made_room = self._place(cluster, job, left), False
+            if pool is None:
+                worst = self._worst_key()
+                if worst is None or not self.beats(cluster, key, worst):
+                    continue
+                found = self._victims(cluster, job, key, left)
+                if found is None:
+                    continue
+                pool, gives_way = found
+                for victim in gives_way:
+                    self._give_way(cluster, victim, left, others)
+                    victims[victim.number] = victim
+                made_room = True
+            heapq.heappop(heap)
+            left[pool.number] -= job.gpus
+            if made_room and (room := max(left)):
+                for other in others:
+                    if other[3][0] <= room:
+                        heapq.heappush(heads, other)
+                others = [other for other in others if other[3][0] > room]
+            if job.allocation is not None and job.allocation.pool == pool.number:
+                del victims[number]
+                self._rank(cluster, job)
+            else:
+                starts.append((job, pool))
+            if heap:
+                heapq.heappush(heads, (*heap[0], wanted))
+        self._act(cluster, victims.values(), starts)
 
-    def _worst_key(self, cluster: Simulation) -> Key | None:
-        while self._worst and not self._current(cluster, self._worst[0]):
+    def _candidates(self, cluster: Simulation) -> tuple[list[Head], list[Head]]:
+        """The best job of each request: those that may start now, and those that need what others leave over."""
+        pools = cluster.machines.pools
+        room = pools[0].free if len(pools) == 1 else max(pool.free for pool in pools)
+        worst = self._worst_key()
+        now: list[Head] = []
+        later: list[Head] = []
+        for wanted, heap in self._heaps.items():
+            if heap:
+                may = wanted[0] <= room or (worst is not None and self.beats(cluster, heap[0][0], worst))
+                (now if may else later).append((*heap[0], wanted))
+        return now, later
+
+    def _worst_key(self) -> Key | None:
+        """Of the running job that would be taken off first."""
+        while self._worst and not _current(self._worst[0]):
             heapq.heappop(self._worst)
         return self._worst[0][0] if self._worst else None
 
-    def _make_room(self, cluster: Simulation, job: Active, key: Key) -> bool:
-        victims = self._victims(cluster, job, key)
+    def _place(self, cluster: Simulation, job: Active, left: list[int]) -> Pool | None:
+        """Where a job has room; one that was to give way stays where it is, if it can."""
+        if job.allocation is not None and left[job.allocation.pool] >= job.gpus:
+            return cluster.machines.pools[job.allocation.pool]
+        return cluster.fastest(job, left)
+
+    def _give_way(self, cluster: Simulation, victim: Active, left: list[int], others: list[Head]) -> None:
+        """Plan a running job as one that waits."""
+        assert victim.allocation is not None
+        left[victim.allocation.pool] += victim.allocation.gpus
+        wanted = request(victim)
+        heap = self._heaps.setdefault(wanted, [])
+        entry = (self.key(cluster, victim), victim.number, victim)
+        heapq.heappush(heap, entry)
+        if heap[0] is entry:
+            others.append((*entry, wanted))
+
+    def _victims(
+        self, cluster: Simulation, job: Active, key: Key, left: list[int]
+    ) -> tuple[Pool, list[Active]] | None:
+        """The worst running jobs whose GPUs, with those left of their pool, suffice; never better jobs."""
+        room = {pool.number: left[pool.number] for pool in job.pools}
+        taken: dict[int, list[Ranked]] = {number: [] for number in room}
+        passed: list[Ranked] = []
+        enough = None
+        ranked = self._worst
+        while ranked and enough is None:
+            entry = ranked[0]
+            held = entry[3].allocation
+            if held is not None and entry[3].version == entry[2]:
+                if not self.beats(cluster, key, entry[0]):
+                    break
+                if held.pool in room:
+                    room[held.pool] += held.gpus
+                    taken[held.pool].append(entry)
+                    if room[held.pool] >= job.gpus:
+                        enough = held.pool
+                else:
+                    passed.append(entry)
+            heapq.heappop(ranked)
+        for entry in passed:
+            heapq.heappush(ranked, entry)
+        for pool, entries in taken.items():
+            if pool != enough:
+                for entry in entries:
+                    heapq.heappush(ranked, entry)
+        if enough is None:
+            return None
+        return cluster.machines.pools[enough], [entry[3] for entry in taken[enough]]
+
+    def _act(
+        self, cluster: Simulation, victims: Iterable[Active], starts: Sequence[tuple[Active, Pool]]
+    ) -> None:
+        self._acting = True
         for victim in victims:
             cluster.preempt(victim)
-        return bool(victims)
+        self._acting = False
+        for job, pool in starts:
+            cluster.start(job, pool=pool)
+            self._rank(cluster, job)
 
-    def _victims(self, cluster: Simulation, job: Active, key: Key) -> list[Active]:
-        """The worst running jobs whose GPUs, with the free ones of their pool, suffice; never better jobs."""
-        pools = {pool.number: pool.free for pool in cluster.pools_for(job)}
-        seen: list[tuple[Key, int, int, Active]] = []
-        taken: dict[int, list[Active]] = {}
-        while self._worst:
-            entry = self._worst[0]
-            victim = entry[3]
-            if not self._current(cluster, entry):
-                heapq.heappop(self._worst)
-                continue
-            if not self.beats(cluster, key, entry[0]):
-                break
-            seen.append(heapq.heappop(self._worst))
-            assert victim.allocation is not None
-            pool = victim.allocation.pool
-            if pool not in pools:
-                continue
-            pools[pool] += victim.allocation.gpus
-            taken.setdefault(pool, []).append(victim)
-            if pools[pool] >= job.gpus:
-                for other in seen:
-                    if other[3] not in taken[pool]:
-                        heapq.heappush(self._worst, other)
-                return taken[pool]
-        for entry in seen:
-            heapq.heappush(self._worst, entry)
-        return []
+    def _rank(self, cluster: Simulation, job: Active) -> None:
+        """File a running job under its key."""
+        heapq.heappush(self._worst, (self.running_key(cluster, job), -job.number, job.version, job))
 
-    def _current(self, cluster: Simulation, entry: tuple[Key, int, int, Active]) -> bool:
-        """Whether an entry still holds: the job runs on, under this key."""
-        return entry[3].is_running and entry[3].version == entry[2]
+
+def _current(entry: Ranked) -> bool:
+    """Whether an entry still holds: the job runs on, under this key."""
+    return entry[3].allocation is not None and entry[3].version == entry[2]
 
 
 class ShortestJobFirst(Greedy):

@@ -12,7 +12,9 @@ from foretrain.files import write_atomically
 from foretrain.scheduling.jobs import MalformedLines, Trace, TraceJob, in_order
 from foretrain.scheduling.traces import tables
 from foretrain.scheduling.traces.gavel import is_gavel, read_gavel
+from foretrain.scheduling.traces.kubernetes import is_kubernetes, read_kubernetes
 from foretrain.scheduling.traces.rows import dictionaries, lines_of, read_rows
+from foretrain.scheduling.traces.slurm import is_sacct, read_sacct
 from foretrain.scheduling.traces.swf import is_swf, read_swf
 
 __all__ = ["FORMATS", "read_trace", "write_trace"]
@@ -35,6 +37,8 @@ FORMATS: dict[str, Callable[[Sequence[str], MalformedLines], list[TraceJob]]] = 
     "alibaba-2020": _alibaba_2020,
     "gavel": read_gavel,
     "swf": read_swf,
+    "sacct": read_sacct,
+    "kubernetes": read_kubernetes,
 }
 
 
@@ -43,9 +47,9 @@ def read_trace(path: Path, format: str | None = None) -> Trace:
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
     lines = lines_of(path)
-    name = format or _format(path, lines)
+    name = format or format_of(path, lines)
     malformed = MalformedLines()
-    jobs = FORMATS[name](lines, malformed)
+    jobs = _without_namesakes(FORMATS[name](lines, malformed), malformed)
     if not jobs:
         reasons = "; ".join(malformed.result().lines())
         raise InputError(f"{path}: holds no jobs in the format {name}" + (f" ({reasons})" if reasons else ""))
@@ -53,7 +57,17 @@ def read_trace(path: Path, format: str | None = None) -> Trace:
     return Trace(name=path.name, format=name, jobs=ordered, malformed=malformed.result())
 
 
-def _format(path: Path, lines: Sequence[str]) -> str:
+def _without_namesakes(jobs: Sequence[TraceJob], malformed: MalformedLines) -> list[TraceJob]:
+    """Each name once: the first job that has it."""
+    by_name: dict[str, TraceJob] = {}
+    for number, job in enumerate(jobs, start=1):
+        if by_name.setdefault(job.name, job) is not job:
+            malformed.add(number, "the name of an earlier job (counted in jobs, not lines)")
+    return list(by_name.values())
+
+
+def format_of(path: Path, lines: Sequence[str]) -> str:
+    """By the look of its lines."""
     first = next((line for line in lines if line.strip()), None)
     if first is None:
         raise InputError(f"{path}: empty")
@@ -65,8 +79,12 @@ def _format(path: Path, lines: Sequence[str]) -> str:
         return "gavel"
     if is_swf(first):
         return "swf"
+    if is_sacct(first):
+        return "sacct"
     if first.startswith("job_name,") or len(first.split(",")) == len(tables.ALIBABA_2020):
         return "alibaba-2020"
+    if is_kubernetes("\n".join(lines[:2000])):
+        return "kubernetes"
     if first.startswith(("{", "[")):
         raise InputError(f"{path}: JSON, and no trace is; a table of throughputs goes to --throughputs")
     for what, needed in tables.NO_JOBS.items():

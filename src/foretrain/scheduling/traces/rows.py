@@ -8,12 +8,21 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from foretrain.errors import InputError, first_line
 from foretrain.files import read_text
 from foretrain.scheduling.jobs import MalformedLines, TraceJob
 
 Row = Mapping[str, str]
+
+
+class Unfinished(NamedTuple):
+    """A job whose length is not known yet (its own counts for nothing), and for how long it has run; None for
+    one that waits."""
+
+    job: TraceJob
+    ran_s: float | None
 
 
 class NoJob(Exception):
@@ -25,7 +34,7 @@ def lines_of(path: Path) -> list[str]:
     if path.suffix != ".gz":
         return read_text(path).splitlines()
     try:
-        return gzip.decompress(path.read_bytes()).decode("utf-8").splitlines()
+        return gzip.decompress(path.read_bytes()).decode("utf-8-sig").splitlines()
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 

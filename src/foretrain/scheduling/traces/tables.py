@@ -140,7 +140,7 @@ def tiresias(row: Row, number: int) -> TraceJob:
 
 FORETRAIN = (
     *("name", "arrival_s", "duration_s", "steps", "gpus", "group", "kind", "device", "share"),
-    *("least_gpus", "most_gpus", "weight"),
+    *("least_gpus", "most_gpus", "weight", "user", "partition", "priority", "limit_s", "deadline_s"),
 )
 """The columns of the project's own format; name, arrival_s, gpus and a duration or steps are needed."""
 
@@ -166,6 +166,11 @@ def foretrain(row: Row, number: int) -> TraceJob:
         least_gpus=count_of(row, "least_gpus") if has("least_gpus") else None,
         most_gpus=count_of(row, "most_gpus") if has("most_gpus") else None,
         weight=number_of(row, "weight", default=1.0),
+        user=row.get("user", ""),
+        partition=row.get("partition", ""),
+        priority=number_of(row, "priority", default=0.0),
+        limit_s=positive(row, "limit_s") if has("limit_s") else None,
+        deadline_s=positive(row, "deadline_s") if has("deadline_s") else None,
     )
 
 

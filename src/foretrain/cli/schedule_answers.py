@@ -1,0 +1,162 @@
+"""Shows the answers of ``schedule``: when a job starts, what more GPUs change, what a search found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from foretrain.cli.app import show
+
+if TYPE_CHECKING:
+    from foretrain.scheduling.buying import Change
+    from foretrain.scheduling.jobs import Trace
+    from foretrain.scheduling.search import Found
+    from foretrain.scheduling.study import Scenario
+    from foretrain.scheduling.when import Eta, Times
+
+
+def _counting(advance: Callable[[int, int], None], before: int, total: int) -> Callable[[int], None]:
+    """Progress of one of several parts."""
+    return lambda count: advance(before + count, total)
+
+
+def answer_when(
+    jobs: Trace, scenarios: Sequence[Scenario], which: str, draws: int, *, as_json: bool, **how: Any
+) -> None:
+    """For every policy, when the job starts and ends."""
+    from foretrain.report import dump
+    from foretrain.report.screen import progress
+    from foretrain.report.tables import table
+    from foretrain.scheduling.when import USUAL_ERROR, eta, with_job
+
+    jobs, job = with_job(jobs, which)
+    chosen = list({each.policy: each for each in scenarios if each.seed == 0}.values())
+    told = scenarios[0].error > 0 or scenarios[0].residuals is not None
+    if not told:
+        chosen = [dataclasses.replace(each, error=USUAL_ERROR) for each in chosen]
+    for scenario in chosen:
+        scenario.check()
+    found = []
+    with progress("draws") as advance:
+        for place, scenario in enumerate(chosen):
+            tell = _counting(advance, place * draws, len(chosen) * draws)
+            found.append(eta(jobs, scenario, job, draws=draws, done=tell, **how))
+    if as_json:
+        typer.echo(dump({"when": [each.to_dict() for each in found]}))
+        return
+    rows = [[each.policy, *_cells(each.waits), *_cells(each.ends)] for each in found]
+    heads = ["policy", "starts after", "80 % of draws", "ends after", "80 % of draws"]
+    show(table(heads, rows, right=heads[1:]), _about(found[0], chosen[0], told))
+
+
+def _cells(times: Times) -> list[str]:
+    from foretrain.units import format_seconds
+
+    return [
+        format_seconds(times.median_s),
+        f"{format_seconds(times.low_s)} to {format_seconds(times.high_s)}",
+    ]
+
+
+def _about(found: Eta, scenario: Scenario, told: bool) -> str:
+    assumed = "" if told else " (assumed; --errors or --residuals say more)"
+    gpus = f"{found.job.gpus} GPU{'s' if found.job.gpus > 1 else ''}"
+    return (
+        f"{found.job.name}: {gpus}, from its arrival on; {found.draws} draws, "
+        f"estimates {scenario.estimates_are}{assumed}"
+    )
+
+
+def answer_buy(jobs: Trace, scenarios: Sequence[Scenario], text: str, *, as_json: bool, **how: Any) -> None:
+    """What more GPUs change, policy by policy."""
+    from foretrain.report import dump
+    from foretrain.report.screen import progress
+    from foretrain.report.tables import table
+    from foretrain.scheduling.buying import Change, bought
+    from foretrain.scheduling.study import run_all
+    from foretrain.scheduling.summary import mean_outcomes
+
+    more = bought(text, scenarios[0].machines)
+    grown = [dataclasses.replace(each, machines=[*each.machines, *more]) for each in scenarios]
+    with progress("simulations") as advance:
+        outcomes = run_all(
+            jobs, [*scenarios, *grown], **how, done=lambda count: advance(count, 2 * len(scenarios))
+        )
+    before, after = mean_outcomes(outcomes[: len(scenarios)]), mean_outcomes(outcomes[len(scenarios) :])
+    changes = [
+        Change(
+            policy=policy if estimates == "exact" else f"{policy}, {estimates}",
+            before=found,
+            after=after[key],
+        )
+        for key, found in before.items()
+        for policy, estimates in [key]
+    ]
+    gpus = sum(machine.gpus for machine in more)
+    prices = [machine.price_per_hour for machine in more]
+    per_hour = None if None in prices else sum(price for price in prices if price is not None)
+    if as_json:
+        document = {"buy": text, "gpus": gpus, "price_per_hour": per_hour}
+        typer.echo(dump({**document, "changes": [each.to_dict() for each in changes]}))
+        return
+    heads = ["policy", "average JCT", "then", "change", "queueing", "then ", "utilisation", "then  "]
+    rows = [[each.policy, *_cells_of(each)] for each in changes]
+    cost = "" if per_hour is None else f", ${per_hour:,.2f} an hour more"
+    show(table(heads, rows, right=heads[1:]), f"{jobs.name}: {gpus} GPUs more ({text}){cost}")
+
+
+def _cells_of(change: Change) -> list[str]:
+    from foretrain.units import format_seconds
+
+    before, after = change.before, change.after
+    return [
+        format_seconds(before.average_jct_s),
+        format_seconds(after.average_jct_s),
+        f"{change.part('average_jct_s'):+.0%}",
+        format_seconds(before.average_queueing_s),
+        format_seconds(after.average_queueing_s),
+        f"{before.utilization:.0%}",
+        f"{after.utilization:.0%}",
+    ]
+
+
+def answer_search(
+    jobs: Trace, scenarios: Sequence[Scenario], trials: int, *, as_json: bool, **how: Any
+) -> None:
+    """The best parameters of every policy, and what they are worth on jobs that they were not tuned on."""
+    from foretrain.report import dump
+    from foretrain.report.screen import progress
+    from foretrain.report.tables import table
+    from foretrain.scheduling.search import search
+    from foretrain.units import format_seconds
+
+    chosen = list({each.policy: each for each in scenarios}.values())
+    found: list[Found] = []
+    with progress("trials") as advance:
+        for place, scenario in enumerate(chosen):
+            tell = _counting(advance, place * trials, len(chosen) * trials)
+            found.append(search(jobs, scenario, trials=trials, done=tell, **how))
+    if as_json:
+        typer.echo(dump({"search": [each.to_dict() for each in found]}))
+        return
+    rows = [
+        [
+            each.policy,
+            *(format_seconds(value) for value in (each.default_s, each.tuned_s)),
+            *(format_seconds(value) for value in (each.unseen_default_s, each.unseen_s)),
+            f"{each.unseen_s / each.unseen_default_s - 1:+.1%}",
+        ]
+        for each in found
+    ]
+    heads = ["policy", "first half", "tuned", "second half", "tuned there", "change"]
+    lines = [
+        f"{each.policy}: " + ", ".join(f"{name} = {value:.4g}" for name, value in each.parameters.items())
+        for each in found
+    ]
+    show(table(heads, rows, right=heads[1:]), *lines)
+    show(
+        f"average completion times; tuned on the first half of {jobs.name} by {trials} trials of each policy"
+    )

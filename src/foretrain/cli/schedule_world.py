@@ -1,0 +1,93 @@
+"""Reads the options of ``schedule`` that describe the operator's world: rules, sharing, spot nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretrain.errors import InputError, invalid
+
+if TYPE_CHECKING:
+    from foretrain.scheduling.jobs import Trace
+    from foretrain.scheduling.machines import Machine
+    from foretrain.scheduling.sharing import Interference
+    from foretrain.scheduling.sharing.use import Use
+    from foretrain.scheduling.spot import Spot
+    from foretrain.scheduling.study import SpeedSource
+
+_SPOT = 'such as "nodes=4,mean=6h,away=30min,price=0.35"'
+
+
+def uses_of(file: Path | None, source: SpeedSource, machines: Sequence[Machine]) -> dict[str, Use]:
+    """How kinds of jobs use a device: by a table, else by the templates' forecasts on the first device."""
+    from foretrain.scheduling.sharing.uses import forecast_uses, read_uses
+
+    if file is not None:
+        return read_uses(file)
+    if source.predictor is None:
+        return {}
+    return forecast_uses(*source.predicted(), machines[0].device.partition("@")[0])
+
+
+def pairs_of(text: str | None, uses: Mapping[str, Use]) -> Interference | None:
+    """What two jobs on a GPU cost each other: a way to share, or a file of measured pairs."""
+    if text is None:
+        return None
+    from foretrain.scheduling.sharing import MeasuredPairs
+    from foretrain.scheduling.sharing.use import WAYS, ByUse, way
+
+    if text in WAYS:
+        if not uses:
+            raise InputError(
+                f"--pairs: {text} needs to know how kinds of jobs use a device; give --uses, a table, or "
+                "--predictor and --templates"
+            )
+        return ByUse(uses, way(text))
+    if Path(text).suffix not in (".json", ".gz"):
+        raise invalid("--pairs", text, f"{', '.join(WAYS)}, or a table with pairs (.json)")
+    return MeasuredPairs.load(Path(text), ByUse(uses, way("turns")) if uses else None)
+
+
+def spot_of(text: str | None) -> Spot | None:
+    """Spot nodes in words."""
+    if text is None:
+        return None
+    from foretrain.scheduling.spot import Spot
+    from foretrain.units import parse_seconds
+
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or key not in ("nodes", "mean", "away", "price"):
+            raise invalid("--spot", part, _SPOT)
+        try:
+            if key in ("mean", "away"):
+                values[f"{key}_s"] = parse_seconds(value, f"--spot {key}")
+            else:
+                values[key] = int(value) if key == "nodes" else float(value)
+        except ValueError as error:
+            raise invalid(f"--spot {key}", value, "a number") from error
+    for needed in ("nodes", "mean_s"):
+        if needed not in values:
+            raise InputError(f"--spot: has no {needed.removesuffix('_s')}; {_SPOT}")
+    return Spot(**values)
+
+
+def with_devices_of(trace: Trace, machines: Sequence[Machine]) -> Trace:
+    """The trace with the cluster's names of devices: "a100" of a log is its "a100-sxm-80gb"."""
+    names = list(dict.fromkeys(machine.device for machine in machines))
+    asked = {job.device for job in trace.jobs if job.device is not None and job.device not in names}
+    matches = {
+        name: [device for device in names if device.startswith(f"{name}-") or name.endswith(f"-{device}")]
+        for name in asked
+    }
+    found = {name: devices[0] for name, devices in matches.items() if len(devices) == 1}
+    if not found:
+        return trace
+    jobs = [
+        dataclasses.replace(job, device=found[job.device]) if job.device in found else job
+        for job in trace.jobs
+    ]
+    return dataclasses.replace(trace, jobs=jobs)

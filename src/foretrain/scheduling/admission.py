@@ -1,0 +1,101 @@
+"""Refuses jobs that the cluster can never run, and failures so frequent that nothing ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from foretrain.errors import InputError
+from foretrain.scheduling.jobs import Refused, Trace, TraceJob
+from foretrain.scheduling.machines import Machine, packed
+from foretrain.scheduling.rules import Rules
+from foretrain.scheduling.speeds import Speeds
+from foretrain.units import format_seconds
+
+if TYPE_CHECKING:
+    from foretrain.scheduling.study import Scenario
+
+_MOST_FAILURES = 1000
+"""Of one job between two of its checkpoints: with more of them a simulation hardly ends."""
+
+
+def runnable(trace: Trace, scenario: Scenario) -> Trace:
+    """The jobs that the cluster can run; the others are refused and counted by reason."""
+    speeds = scenario.speeds.make()
+    reasons: dict[tuple[str | None, str, int, int, str, str], str | None] = {}
+    kept: list[TraceJob] = []
+    counts, first = dict(trace.refused.counts), dict(trace.refused.first)
+    for job in trace.jobs:
+        key = (job.device, job.kind, job.gpus, job.fewest, job.partition, job.group)
+        if key not in reasons:
+            reasons[key] = _why_not(
+                job, scenario.machines, speeds, in_rounds=scenario.in_rounds
+            ) or _why_never_allowed(job, scenario.settings.rules, scenario.policy)
+        reason = reasons[key]
+        if reason is None:
+            kept.append(job)
+        else:
+            counts[reason] = counts.get(reason, 0) + 1
+            first.setdefault(reason, job.name)
+    if len(kept) == len(trace.jobs):
+        return trace
+    refused = Refused(counts=counts, first=first)
+    if not kept:
+        raise InputError(f"{trace.name}: the cluster can run none of its jobs ({'; '.join(refused.lines())})")
+    return dataclasses.replace(trace, jobs=kept, refused=refused)
+
+
+def _why_not(job: TraceJob, machines: Sequence[Machine], speeds: Speeds, *, in_rounds: bool) -> str | None:
+    """Why a cluster can never run a job; None where it can."""
+    sizes: dict[str, int] = {}
+    in_node: dict[str, int] = {}
+    partitions = {machine.partition for machine in machines}
+    if job.partition not in partitions and "" not in partitions:
+        asked = job.partition or "no partition"
+        return f"asks for {asked}, and the cluster has {', '.join(sorted(partitions))}"
+    for machine in machines:
+        if machine.partition and machine.partition != job.partition:
+            continue
+        sizes[machine.device] = sizes.get(machine.device, 0) + machine.gpus
+        in_node[machine.device] = max(in_node.get(machine.device, 0), machine.gpus)
+    allowed = {device: size for device, size in sizes.items() if job.device in (None, device)}
+    if not allowed:
+        return f"asks for {job.device}, which the cluster has not"
+    fewest = job.gpus if in_rounds else job.fewest
+    large = [device for device, size in allowed.items() if size >= fewest]
+    if not large:
+        return f"needs more than the {max(allowed.values()):,} GPUs of one kind that the cluster has"
+    rates = [speeds.rate(job, device, packed(job.gpus, in_node[device])) for device in large]
+    return None if max(rates) > 0 else speeds.why_not(job, large)
+
+
+def _why_never_allowed(job: TraceJob, rules: Rules, policy: str) -> str | None:
+    """Why the rules of a cluster never let a job run; None where they do."""
+    queue = rules.queue(job.group)
+    if queue.gpus is None:
+        return None
+    most = queue.gpus
+    if policy == "kueue" and queue.cohort:
+        together = sum(each.gpus or 0 for each in rules.queues.values() if each.cohort == queue.cohort)
+        most = together if queue.borrow is None else min(together, queue.gpus + queue.borrow)
+    return None if job.gpus <= most else f"needs more than the {most:,} GPUs of {job.group or 'its group'}"
+
+
+def check_failures(trace: Trace, scenario: Scenario) -> None:
+    """Refuse failures so frequent that jobs hardly ever reach their next checkpoint."""
+    model, settings = scenario.settings.failures, scenario.settings
+    in_node = max(machine.gpus for machine in scenario.machines)
+    for job in trace.jobs:
+        nodes = math.ceil(job.gpus / in_node)
+        stretch_s = settings.restart_s + min(settings.checkpoint_every_s, job.duration_s or math.inf)
+        rates = {"job_mtbf": job.gpus / model.job_mtbf_gpu_s, "node_mtbf": nodes / model.node_mtbf_s}
+        if sum(rates.values()) > 0 and sum(rates.values()) * stretch_s > math.log(_MOST_FAILURES):
+            name = max(rates, key=lambda which: rates[which])
+            given_s = model.job_mtbf_gpu_s if name == "job_mtbf" else model.node_mtbf_s
+            raise InputError(
+                f"{name}: {format_seconds(given_s)} is too short: in the {format_seconds(stretch_s)} between "
+                f"two checkpoints job {job.name!r} on {job.gpus} GPUs fails more than {_MOST_FAILURES:,} "
+                "times; give a longer one, or a shorter checkpoint_every or restart"
+            )

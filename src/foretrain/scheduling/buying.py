@@ -1,0 +1,75 @@
+"""Answers what more GPUs would change: the same trace on the cluster as it is and with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foretrain.cluster import Catalog
+from foretrain.errors import invalid
+from foretrain.scheduling.clusters import read_machines
+from foretrain.scheduling.machines import Machine
+from foretrain.scheduling.metrics import Metrics
+
+_USUAL_NODE = 8
+_COMPARED = (
+    *("average_jct_s", "median_jct_s", "p95_jct_s", "average_queueing_s", "makespan_s", "utilization"),
+    *("missed_deadlines", "cost"),
+)
+
+
+def bought(text: str, machines: Sequence[Machine]) -> list[Machine]:
+    """Nodes in words: ``8xh100`` (GPUs x device, in nodes as large as the cluster has of it, else of 8),
+    or as in a cluster, ``2x8xh100``.
+
+    >>> [machine.gpus for machine in bought("12xv100", [Machine(device="v100", gpus=8)])]
+    [8, 4]
+    """
+    match = re.fullmatch(r"(\d+)x([a-z][\w.-]*)", text.strip())
+    if match is None:
+        return read_machines(text)
+    count, device = int(match[1]), match[2]
+    if not count:
+        raise invalid("buy", text, "at least one GPU")
+    alike = [
+        machine for machine in machines if machine.device == device or machine.device.startswith(device + "-")
+    ]
+    name = alike[0].device if alike else device
+    partition = alike[0].partition if alike else machines[0].partition
+    if not alike:
+        name = Catalog.load().device(device, "buy").name
+    size = max((machine.gpus for machine in alike), default=_USUAL_NODE)
+    nodes = [size] * (count // size) + ([count % size] if count % size else [])
+    found: list[Machine] = []
+    for gpus in nodes:
+        price = next((machine.price_per_hour for machine in alike if machine.gpus == gpus), None)
+        if price is None and not alike:
+            price = read_machines(f"1x{gpus}x{name}")[0].price_per_hour
+        found.append(Machine(device=name, gpus=gpus, price_per_hour=price, partition=partition))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A policy before and after."""
+
+    policy: str
+    before: Metrics
+    after: Metrics
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy,
+            **{
+                name: {"before": getattr(self.before, name), "after": getattr(self.after, name)}
+                for name in _COMPARED
+                if getattr(self.before, name) is not None and getattr(self.after, name) is not None
+            },
+        }
+
+    def part(self, name: str) -> float:
+        """By how much a figure changes, over what it was."""
+        before = float(getattr(self.before, name))
+        return float(getattr(self.after, name)) / before - 1 if before else 0.0

@@ -1,0 +1,141 @@
+"""Reads the rules of a cluster that people share: quotas, cohorts, shares, classes of jobs, reservations."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foretrain.errors import InputError, invalid, unknown
+from foretrain.files import read_text
+from foretrain.units import parse_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """What a group of jobs may have: Slurm's account or QOS, Kueue's ClusterQueue."""
+
+    gpus: int | None = None
+    """Its own GPUs; None for no limit."""
+    cohort: str = ""
+    """Queues of one cohort lend each other what they do not use (Kueue)."""
+    borrow: int | None = None
+    """GPUs beyond its own that it may have from its cohort; None for as many as there are."""
+    shares: float = 1.0
+    """Of the fair share."""
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "borrow"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 0):
+                raise invalid(name, value, "a whole number of at least 0")
+        if not 0 < self.shares < math.inf:
+            raise invalid("shares", self.shares, "a number greater than zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """GPUs that are kept for a group from one time to another; for nobody (maintenance) without a group."""
+
+    start_s: float
+    end_s: float
+    gpus: int
+    group: str = ""
+    device: str | None = None
+    """Of which kind of device; None for all of them together, of the first pool that is large enough."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_s < self.end_s < math.inf:
+            raise invalid("start, end", (self.start_s, self.end_s), "times from 0 on, in this order")
+        if self.gpus < 1:
+            raise invalid("gpus", self.gpus, "a whole number of at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What those who run a cluster set."""
+
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    reservations: Sequence[Reservation] = ()
+    preempt: bool = False
+    """Whether jobs of a higher priority take the GPUs of jobs of a lower one."""
+    kill: bool = False
+    """Whether jobs end at the limit that they asked for."""
+
+    def queue(self, group: str) -> Queue:
+        return self.queues.get(group, _OPEN)
+
+    @property
+    def has_quotas(self) -> bool:
+        return any(queue.gpus is not None for queue in self.queues.values())
+
+    @property
+    def has_shares(self) -> bool:
+        return any(queue.shares != 1.0 for queue in self.queues.values())
+
+
+_OPEN = Queue()
+_KEYS = {
+    "queue": ("gpus", "cohort", "borrow", "shares"),
+    "reservation": ("start", "end", "gpus", "group", "device"),
+}
+
+
+def read_rules(path: Path) -> Rules:
+    """From a TOML file: ``preempt``, ``kill``, ``[queue.NAME]`` and ``[[reservation]]``."""
+    try:
+        document = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not TOML ({error})") from error
+    try:
+        return _rules(document)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _rules(document: Mapping[str, Any]) -> Rules:
+    known = ("preempt", "kill", "queue", "reservation")
+    for key in document:
+        if key not in known:
+            raise unknown("key", key, known)
+    for key in ("preempt", "kill"):
+        if not isinstance(document.get(key, False), bool):
+            raise invalid(key, document[key], "true or false")
+    queues = document.get("queue", {})
+    reservations = document.get("reservation", [])
+    if not isinstance(queues, dict) or not all(isinstance(each, dict) for each in queues.values()):
+        raise InputError("queue: not tables such as [queue.research] with gpus = 16")
+    if not isinstance(reservations, list) or not all(isinstance(each, dict) for each in reservations):
+        raise InputError("reservation: not tables such as [[reservation]] with start, end and gpus")
+    return Rules(
+        queues={name: Queue(**_checked(f"queue.{name}", each, "queue")) for name, each in queues.items()},
+        reservations=tuple(_reservation(each) for each in reservations),
+        preempt=document.get("preempt", False),
+        kill=document.get("kill", False),
+    )
+
+
+def _checked(where: str, table: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    for key in table:
+        if key not in _KEYS[kind]:
+            raise unknown(f"{where}: key", key, _KEYS[kind])
+    return dict(table)
+
+
+def _reservation(table: Mapping[str, Any]) -> Reservation:
+    checked = _checked("reservation", table, "reservation")
+    missing = next((key for key in ("start", "end", "gpus") if key not in checked), None)
+    if missing is not None:
+        raise InputError(f"reservation: has no {missing}; one has start, end and gpus")
+    start_s, end_s = (_seconds(key, checked.pop(key)) for key in ("start", "end"))
+    return Reservation(start_s=start_s, end_s=end_s, **checked)
+
+
+def _seconds(name: str, value: Any) -> float:
+    """From the first arrival on: seconds, or text such as "36h"."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return parse_seconds(str(value), f"reservation.{name}")

@@ -1,0 +1,132 @@
+"""Tunes the parameters of a policy by Optuna, on the first part of a trace, and scores them on the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foretrain.errors import ForetrainError, InputError, invalid
+from foretrain.fanout import fan_out
+from foretrain.scheduling import policies
+from foretrain.scheduling.jobs import Trace, in_order
+from foretrain.scheduling.study import Scenario, run_scenario
+
+_WIDTH = 8.0
+"""Numbers are tried from an eighth of their default to eight times it."""
+_AT_ONCE = 8
+"""Trials that are asked for before the results of any are told, whatever the number of processes, so that it
+does not change what is found."""
+
+Value = float | int | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search found, and what it is worth on jobs that it has not seen."""
+
+    policy: str
+    parameters: Mapping[str, Value]
+    trials: int
+    tuned_s: float
+    """Average completion time on the first part of the trace, with the best parameters."""
+    default_s: float
+    """The same with the policy's own."""
+    unseen_s: float
+    unseen_default_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def space(policy: str) -> dict[str, Value]:
+    """The parameters of a policy that can be tuned, with their defaults."""
+    signature = inspect.signature(type(policies.get(policy)).__init__)
+    defaults = {name: parameter.default for name, parameter in signature.parameters.items() if name != "self"}
+    return {
+        name: value
+        for name, value in defaults.items()
+        if isinstance(value, (bool, int, float)) and (isinstance(value, bool) or value != 0)
+    }
+
+
+def search(
+    trace: Trace,
+    scenario: Scenario,
+    *,
+    trials: int,
+    processes: int | None = None,
+    ray: str | None = None,
+    done: Callable[[int], None] = lambda _: None,
+) -> Found:
+    """The parameters with the least average completion time on the first half of a trace."""
+    if trials < 1:
+        raise invalid("search", trials, "a whole number of at least 1")
+    if scenario.in_rounds:
+        raise InputError(f"search: policy {scenario.policy} has no parameters that can be tuned")
+    defaults = space(scenario.policy)
+    if not defaults:
+        tunable = [name for name in policies.names() if space(name)]
+        raise InputError(
+            f"search: policy {scenario.policy} has no parameters; those of {', '.join(tunable)} can be tuned"
+        )
+    if len(trace.jobs) < 4:
+        raise InputError(f"search: {trace.name} has {len(trace.jobs)} jobs, and at least 4 are needed")
+    try:
+        import optuna
+    except ImportError as error:
+        raise ForetrainError("search: optuna is not installed; install foretrain[learn]") from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    half = len(trace.jobs) // 2
+    first = dataclasses.replace(trace, jobs=in_order(trace.jobs[:half]))
+    rest = dataclasses.replace(trace, jobs=in_order(trace.jobs[half:]))
+    workers = processes or os.cpu_count() or 1
+
+    def scores(parameters: list[dict[str, Value]], on: Trace) -> list[float]:
+        items = [dataclasses.replace(scenario, parameters=each) for each in parameters]
+        return list(fan_out(_score, items, shared=on, processes=workers, ray=ray))
+
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=scenario.seed))
+    study.enqueue_trial(defaults)
+    finished = 0
+    while finished < trials:
+        asked = [study.ask() for _ in range(min(_AT_ONCE, trials - finished))]
+        tried = [_suggested(trial, defaults) for trial in asked]
+        for trial, score in zip(asked, scores(tried, first), strict=True):
+            study.tell(trial, score)
+        finished += len(asked)
+        done(finished)
+    best = {name: study.best_params[name] for name in defaults}
+    default_s = float(study.trials[0].value or 0.0)
+    unseen_s, unseen_default_s = scores([best, {}], rest)
+    return Found(
+        policy=scenario.policy,
+        parameters=best,
+        trials=trials,
+        tuned_s=float(study.best_value),
+        default_s=default_s,
+        unseen_s=unseen_s,
+        unseen_default_s=unseen_default_s,
+    )
+
+
+def _suggested(trial: Any, defaults: Mapping[str, Value]) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for name, value in defaults.items():
+        if isinstance(value, bool):
+            found[name] = trial.suggest_categorical(name, [False, True])
+        elif isinstance(value, int):
+            found[name] = trial.suggest_int(
+                name, max(1, round(value / _WIDTH)), round(value * _WIDTH), log=True
+            )
+        else:
+            low, high = sorted((value / _WIDTH, value * _WIDTH))
+            found[name] = trial.suggest_float(name, low, high, log=value > 0)
+    return found
+
+
+def _score(trace: Trace, scenario: Scenario) -> float:
+    return run_scenario(trace, scenario).metrics.average_jct_s

@@ -1,0 +1,38 @@
+"""Finds how each kind of job uses a device: in a table, or by forecasts of templates."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+from foretrain.errors import InputError
+from foretrain.files import read_text
+from foretrain.job import Job
+from foretrain.predictors.base import Predictor
+from foretrain.scheduling.sharing.use import Use
+from foretrain.scheduling.speeds import placed
+
+_COLUMNS = ("kind", "busy", "kernel_s", "memory_bytes")
+
+
+def read_uses(path: Path) -> dict[str, Use]:
+    """From a CSV file with the columns kind, busy (a share), kernel_s and memory_bytes; the last two may be
+    left out."""
+    rows = csv.DictReader(read_text(path).splitlines())
+    missing = [name for name in _COLUMNS[:2] if name not in (rows.fieldnames or ())]
+    if missing:
+        raise InputError(f"{path}: has no column {missing[0]}; needed are kind and busy")
+    found: dict[str, Use] = {}
+    for number, row in enumerate(rows, start=2):
+        try:
+            figures = {name: float(row[name]) for name in _COLUMNS[1:] if (row.get(name) or "").strip()}
+            found[row["kind"]] = Use(**figures)
+        except (InputError, ValueError, TypeError) as error:
+            raise InputError(f"{path}:{number}: not a use of a device ({error})") from error
+    return found
+
+
+def forecast_uses(predictor: Predictor, templates: Mapping[str, Job], device: str) -> dict[str, Use]:
+    """Of every template on one GPU of a kind."""
+    return {kind: Use.of(predictor.predict(placed(job, device, (1,)))) for kind, job in templates.items()}

@@ -1,0 +1,173 @@
+"""Reads what ``kubectl get ... -o json`` says of Kueue's Workloads, of Jobs and of pods."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from foretrain.errors import InputError, first_line
+from foretrain.scheduling.jobs import MalformedLines, TraceJob
+from foretrain.scheduling.traces.rows import NoJob, Unfinished
+
+KINDS = ("Workload", "Job", "Pod")
+_GPU = "nvidia.com/gpu"
+_MIG = "nvidia.com/mig-"
+_SLICES = 7
+"""Of a GPU that is cut by MIG: ``nvidia.com/mig-2g.20gb`` is two of them."""
+_PRODUCT = "nvidia.com/gpu.product"
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_MOMENT = r'"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:Z|\+00:00))"'
+_LENGTH_UNKNOWN_S = 1.0
+
+
+def is_kubernetes(text: str) -> bool:
+    """Whether a JSON text is a list of what Kubernetes runs, or one of them."""
+    return text.lstrip().startswith("{") and ('"items"' in text or any(f'"{kind}"' in text for kind in KINDS))
+
+
+def read_kubernetes(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob]:
+    """A Workload stands for its Job, a Job for its pods; items are counted as lines are."""
+    try:
+        document = json.loads("\n".join(lines))
+        items = document.get("items", [document])
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"trace: not the JSON of kubectl get -o json ({error})") from error
+    chosen = [item for item in items if isinstance(item, Mapping) and item.get("kind") in KINDS]
+    if not chosen:
+        raise InputError(f"trace: holds none of {', '.join(KINDS)}; kubectl get workloads,jobs,pods -o json")
+    stood_for = {owner.get("uid") for item in chosen for owner in _owners(item) if item["kind"] == "Workload"}
+    present = {str(item.get("metadata", {}).get("uid")) for item in chosen}
+    jobs = []
+    for number, item in enumerate(items, start=1):
+        try:
+            if item not in chosen:
+                raise NoJob(f"a {item.get('kind', 'thing')}, which is no job")
+            uid = item.get("metadata", {}).get("uid")
+            owned = any(owner.get("uid") in present for owner in _owners(item))
+            if item["kind"] != "Workload" and (uid in stood_for or owned):
+                continue
+            jobs.append(_job(item))
+        except NoJob as error:
+            malformed.add(number, str(error))
+        except InputError as error:
+            malformed.add(number, first_line(error).partition(":")[0] + " is not valid")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            malformed.add(number, f"lacks or misspells {error}")
+    return jobs
+
+
+def unfinished_kubernetes(lines: Sequence[str]) -> list[Unfinished]:
+    """What runs or waits; the present is the latest moment that the list names."""
+    document = json.loads("\n".join(lines))
+    items = [each for each in document.get("items", [document]) if each.get("kind") in KINDS]
+    workloads = any(each["kind"] == "Workload" for each in items)
+    moments = [datetime.fromisoformat(text) for text in re.findall(_MOMENT, "\n".join(lines))]
+    now_s = max((moment.timestamp() for moment in moments), default=0.0)
+    found: list[Unfinished] = []
+    for item in items:
+        if (workloads and item["kind"] != "Workload") or (not workloads and _owners(item)):
+            continue
+        try:
+            start_s, end_s = _times_s(item)
+            if end_s is None:
+                ran_s = None if start_s is None else now_s - start_s
+                found.append(Unfinished(_with(item, _LENGTH_UNKNOWN_S), ran_s))
+        except (NoJob, InputError, KeyError, TypeError, ValueError, AttributeError):
+            continue
+    return found
+
+
+def _owners(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list(item.get("metadata", {}).get("ownerReferences") or [])
+
+
+def _times_s(item: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """When it started and ended, where it did."""
+    status = item.get("status", {})
+    if item["kind"] == "Workload":
+        return _condition_s(status, "Admitted"), _condition_s(status, "Finished")
+    if item["kind"] == "Job":
+        failed_s = _condition_s(status, "Failed")
+        return _time_s(status.get("startTime")), _time_s(status.get("completionTime")) or failed_s
+    return _time_s(status.get("startTime")), _pod_end_s(status)
+
+
+def _job(item: Mapping[str, Any]) -> TraceJob:
+    start_s, end_s = _times_s(item)
+    _with(item, _LENGTH_UNKNOWN_S)
+    if start_s is None or end_s is None:
+        raise NoJob(f"a {item['kind']} that has not started or not ended")
+    if end_s <= start_s:
+        raise NoJob(f"a {item['kind']} that never ran")
+    return _with(item, end_s - start_s)
+
+
+def _with(item: Mapping[str, Any], duration_s: float) -> TraceJob:
+    about, spec, status = item["metadata"], item["spec"], item.get("status", {})
+    kind = item["kind"]
+    if kind == "Workload":
+        sets = [(int(each.get("count", 1)), each["template"]["spec"]) for each in spec["podSets"]]
+        limit_s, queue = spec.get("maximumExecutionTimeSeconds"), spec.get("queueName", "")
+    elif kind == "Job":
+        sets = [(int(spec.get("parallelism", 1)), spec["template"]["spec"])]
+        limit_s, queue = spec.get("activeDeadlineSeconds"), about.get("labels", {}).get(_QUEUE, "")
+    else:
+        sets = [(1, spec)]
+        limit_s, queue = spec.get("activeDeadlineSeconds"), about.get("labels", {}).get(_QUEUE, "")
+    gpus, share = _gpus(sets)
+    created_s = _time_s(about["creationTimestamp"])
+    products = {pod.get("nodeSelector", {}).get(_PRODUCT) for _, pod in sets} - {None}
+    pod = sets[0][1]
+    return TraceJob(
+        name=f"{about.get('namespace', '')}/{about['name']}".lstrip("/"),
+        arrival_s=0.0 if created_s is None else created_s,
+        duration_s=duration_s,
+        gpus=gpus,
+        share=share,
+        device=products.pop().lower() if len(products) == 1 else None,
+        group=str(status.get("admission", {}).get("clusterQueue") or queue or about.get("namespace", "")),
+        user=about.get("namespace", ""),
+        priority=float(spec.get("priority", pod.get("priority", 0)) or 0),
+        limit_s=float(limit_s) if limit_s else None,
+    )
+
+
+def _gpus(sets: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[int, float]:
+    """Whole GPUs of all pods together, or the share of one that a single pod's MIG slice is."""
+    whole, slices = 0, 0
+    for count, pod in sets:
+        for container in pod.get("containers", []):
+            wanted = container.get("resources", {})
+            wanted = {**(wanted.get("requests") or {}), **(wanted.get("limits") or {})}
+            whole += count * int(wanted.get(_GPU, 0))
+            for name, number in wanted.items():
+                if name.startswith(_MIG):
+                    slices += count * int(number) * int(name[len(_MIG) :].partition("g.")[0])
+    if whole:
+        return whole + -(-slices // _SLICES), 1.0
+    if not slices:
+        raise NoJob("without GPUs")
+    return (1, slices / _SLICES) if slices < _SLICES else (-(-slices // _SLICES), 1.0)
+
+
+def _condition_s(status: Mapping[str, Any], kind: str) -> float | None:
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == kind and condition.get("status") == "True":
+            return _time_s(condition.get("lastTransitionTime"))
+    return None
+
+
+def _pod_end_s(status: Mapping[str, Any]) -> float | None:
+    ends = [
+        _time_s(each.get("state", {}).get("terminated", {}).get("finishedAt"))
+        for each in status.get("containerStatuses") or []
+    ]
+    known = [end for end in ends if end is not None]
+    return max(known) if known and len(known) == len(ends) else None
+
+
+def _time_s(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,241 @@
+"""What is at the edges of a simulation: odd files, failures without end, ties, options that do not fit."""
+
+import gzip
+import math
+from pathlib import Path
+
+import pytest
+
+from foretrain.errors import InputError
+from foretrain.scheduling import Machine, Policy, PolicyError, Settings, Simulation, Trace, TraceJob, policies
+from foretrain.scheduling.admission import check_failures, runnable
+from foretrain.scheduling.capabilities import CANNOT
+from foretrain.scheduling.clusters import read_machines
+from foretrain.scheduling.estimates import LogNormal
+from foretrain.scheduling.failures import FailureModel, Outage, read_outages
+from foretrain.scheduling.policies.conservative import ConservativeBackfill
+from foretrain.scheduling.round_policies import ROUND_POLICIES
+from foretrain.scheduling.rules import Queue, Reservation, Rules
+from foretrain.scheduling.sharing import Manners, MannersOfKinds
+from foretrain.scheduling.spot import Spot
+from foretrain.scheduling.study import Scenario, SpeedSource
+from foretrain.scheduling.traces import read_trace
+
+ONE = [Machine(device="v100", gpus=1)]
+FOUR = [Machine(device="v100", gpus=4)]
+
+
+def job(name: str, arrival: float, duration: float, gpus: int = 1, **more: object) -> TraceJob:
+    return TraceJob(name=name, arrival_s=arrival, duration_s=duration, gpus=gpus, **more)  # type: ignore[arg-type]
+
+
+class Never(Policy):
+    name = "never"
+    interval_s = 60.0
+
+    def decide(self, cluster: Simulation) -> None:
+        """Starts nothing."""
+
+
+@pytest.mark.parametrize("model", [FailureModel(), FailureModel(node_mtbf_s=100.0, repair_s=10.0)])
+def test_a_policy_that_starves_jobs_is_stopped_even_while_nodes_fail(model: FailureModel) -> None:
+    with pytest.raises(PolicyError, match="never: leaves 1 jobs waiting for ever"):
+        Simulation([job("a", 0, 5)], ONE, Never(), settings=Settings(failures=model)).run()
+
+
+def test_a_job_that_never_gets_to_its_checkpoint_ends_the_simulation_by_name() -> None:
+    hopeless = Settings(checkpoint_every_s=1e6, failures=FailureModel(job_mtbf_gpu_s=1.0))
+    with pytest.raises(InputError, match="job 'a' fails 10,000 times in a row"):
+        Simulation([job("a", 0, 1000)], ONE, policies.get("fifo"), settings=hopeless).run()
+    restarts = Settings(restart_s=1e5, failures=FailureModel(job_mtbf_gpu_s=3600.0))
+    trace = Trace(name="t", format="own", jobs=[job("a", 0, 1000)])
+    with pytest.raises(InputError, match=r"job_mtbf: 1 h is too short"):
+        check_failures(trace, Scenario(policy="fifo", machines=ONE, settings=restarts))
+
+
+def test_nodes_that_are_never_up_together_end_the_simulation() -> None:
+    model = FailureModel(node_mtbf_s=1.0, repair_s=1e5)
+    with pytest.raises(PolicyError, match="leaves 1 jobs waiting for ever"):
+        Simulation([job("a", 5, 10, 8)], [FOUR[0]] * 8, Never(), settings=Settings(failures=model)).run()
+
+
+@pytest.mark.parametrize(
+    "values", [(math.nan, 0, 1.0), (1.0, 0, math.nan), (1.0, -1, 1.0), (0.0, 0, math.inf)]
+)
+def test_an_outage_has_finite_times(values: tuple[float, int, float], tmp_path: Path) -> None:
+    time_s, node, repair_s = values
+    with pytest.raises(InputError, match="outage"):
+        Outage(time_s=time_s, node=node, repair_s=repair_s)
+    path = tmp_path / "outages.csv"
+    path.write_text(f"time_s,node,repair_s\n{time_s},{node},{repair_s}\n")
+    with pytest.raises(InputError, match=r"outages\.csv:2"):
+        read_outages(path)
+
+
+def test_outages_do_not_multiply_random_failures() -> None:
+    outages = tuple(Outage(time_s=10.0 * n, node=0, repair_s=1.0) for n in range(1, 60))
+    several = Settings(failures=FailureModel(node_mtbf_s=5000.0, repair_s=1.0, outages=outages), seed=3)
+    one = Settings(failures=FailureModel(node_mtbf_s=5000.0, repair_s=1.0), seed=3)
+    failures = [
+        Simulation([job("a", 0, 40_000)], ONE, policies.get("fifo"), settings=around).run().failures[0]
+        for around in (several, one)
+    ]
+    assert failures[0] - len(outages) == pytest.approx(failures[1], abs=3)
+
+
+def test_where_a_job_may_run_depends_on_the_fewest_gpus_it_takes() -> None:
+    machines = read_machines("k80=2,v100=4")
+    elastic = job("elastic", 0, 10, 4, least_gpus=1, most_gpus=4)
+    rigid = job("rigid", 0, 10, 4)
+    usable = [
+        [pool.device for pool in Simulation(order, machines, policies.get("fifo")).jobs[place].pools]
+        for order, place in (([elastic, rigid], 1), ([rigid, elastic], 0))
+    ]
+    assert usable == [["v100"], ["v100"]]
+
+
+def test_easy_counts_all_gpus_that_become_free_when_the_first_in_line_starts() -> None:
+    jobs = [
+        *(job("a", 0, 10, 2), job("b", 0, 10, 2)),
+        *(job("head", 1, 10, 3), job("long", 2, 100, 1)),
+    ]
+    result = Simulation(jobs, [Machine(device="v100", gpus=5)], policies.get("backfill")).run()
+    assert result.start_s.tolist() == [0, 0, 10, 2], "two GPUs are left when the head has its three"
+
+
+def test_no_job_is_taken_off_and_started_again_at_the_same_moment() -> None:
+    jobs = [job("small", 0, 100, 1), job("wide", 0, 90, 3), job("short", 10, 5, 3)]
+    for policy in ("srtf", "tiresias"):
+        result = Simulation(
+            jobs, FOUR, policies.get(policy), settings=Settings(checkpoint_s=1.0, restart_s=1.0)
+        ).run()
+        for before in result.segments:
+            again = [each for each in result.segments if each.job == before.job and each is not before]
+            assert all(
+                each.start_s != before.end_s
+                or before.reason == "finished"
+                or each.allocation != before.allocation
+                for each in again
+            )
+        assert result.preemptions[0] == 0, "what it held was not needed"
+
+
+class TakesOffAndBack(Policy):
+    name = "undecided"
+
+    def decide(self, cluster: Simulation) -> None:
+        for running in list(cluster.running.values()):
+            cluster.preempt(running)
+        for waiting in sorted(cluster.waiting.values(), key=lambda job: job.number):
+            if cluster.fits(waiting):
+                cluster.start(waiting)
+
+
+def test_a_preemption_undone_at_the_same_moment_costs_nothing() -> None:
+    jobs = [job("a", 0, 20), job("b", 5, 5), job("c", 7, 5)]
+    costly = Settings(checkpoint_s=3.0, restart_s=3.0, failures=FailureModel(job_mtbf_gpu_s=1e9))
+    result = Simulation(jobs, FOUR, TakesOffAndBack(), settings=costly).run()
+    assert result.finish_s.tolist() == [20, 10, 12]
+    assert result.preemptions.sum() == result.overhead_gpu_s.sum() == 0
+    assert len(result.segments) == 3
+
+
+@pytest.mark.parametrize("error", [0.0, 0.5])
+def test_reservations_that_are_kept_are_those_made_anew(error: float) -> None:
+    class Anew(ConservativeBackfill):
+        def decide(self, cluster: Simulation) -> None:
+            self._quiet = 0
+            super().decide(cluster)
+
+    jobs = [job(str(n), 3.0 * n, 5.0 + 37.0 * (n * 7 % 13), 1 + n * 5 % 8) for n in range(80)]
+    starts = [
+        Simulation(jobs, [Machine(device="v100", gpus=4)] * 2, policy, estimates=LogNormal(error, 1))
+        .run()
+        .start_s
+        for policy in (ConservativeBackfill(), Anew())
+    ]
+    assert starts[0] == pytest.approx(starts[1], abs=1e-5)
+
+
+def test_names_stand_once_and_a_byte_order_mark_is_no_part_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv.gz"
+    text = "﻿name,arrival_s,duration_s,gpus\na,0,5,1\nb,1,5,1\na,2,5,1\n"
+    path.write_bytes(gzip.compress(text.encode()))
+    trace = read_trace(path)
+    assert [each.name for each in trace.jobs] == ["a", "b"]
+    assert sum(trace.malformed.counts.values()) == 1
+    plain = tmp_path / "jobs.csv"
+    plain.write_text(text)
+    assert read_trace(plain).jobs == trace.jobs
+
+
+def test_a_job_that_the_cluster_can_never_run_is_refused_and_counted() -> None:
+    jobs = [job("a", 0, 5, 2), job("wide", 0, 5, 9), job("odd", 0, 5, device="h100")]
+    trace = runnable(Trace(name="t", format="own", jobs=jobs), Scenario(policy="fifo", machines=FOUR))
+    assert [each.name for each in trace.jobs] == ["a"]
+    assert trace.refused.counts == {
+        "needs more than the 4 GPUs of one kind that the cluster has": 1,
+        "asks for h100, which the cluster has not": 1,
+    }
+    with pytest.raises(InputError, match="can run none of its jobs"):
+        runnable(Trace(name="t", format="own", jobs=jobs[1:]), Scenario(policy="fifo", machines=FOUR))
+
+
+SET = {
+    "sharing": {"settings": Settings(sharing=True)},
+    "placement": {"placement": "spread"},
+    "slowdown_per_node": {"speeds": SpeedSource(slowdown_per_node=0.1)},
+    "checkpoint": {"settings": Settings(checkpoint_s=1.0)},
+    "restart": {"settings": Settings(restart_s=1.0)},
+    "job_mtbf": {"settings": Settings(failures=FailureModel(job_mtbf_gpu_s=1e9))},
+    "node_mtbf": {"settings": Settings(failures=FailureModel(node_mtbf_s=1e9))},
+    "outages": {"settings": Settings(failures=FailureModel(outages=(Outage(time_s=1, node=0, repair_s=1),)))},
+    "errors": {"error": 0.1},
+    "residuals": {"residuals": Path("x.json"), "residuals_of": "y"},
+    "rounds": {"rounds_s": 60.0},
+    "pairs": {"settings": Settings(pairs=MannersOfKinds({"": Manners(needs=0.5, bears=0.5)}))},
+    "quotas": {"settings": Settings(rules=Rules(queues={"": Queue(gpus=2)}))},
+    "cohorts": {"settings": Settings(rules=Rules(queues={"": Queue(cohort="all")}))},
+    "shares": {"settings": Settings(rules=Rules(queues={"": Queue(shares=2.0)}))},
+    "reservations": {
+        "settings": Settings(rules=Rules(reservations=(Reservation(start_s=0.0, end_s=9.0, gpus=2),)))
+    },
+    "preempt": {"settings": Settings(rules=Rules(preempt=True))},
+    "limits": {"settings": Settings(rules=Rules(kill=True))},
+    "partitions": {"machines": [*FOUR, Machine(device="v100", gpus=1, partition="other")]},
+    "spot": {"spot": Spot(nodes=1, mean_s=60.0, away_s=5.0)},
+    "checkpoint_write": {"speeds": SpeedSource(checkpoint_write_s=60.0)},
+}
+
+
+@pytest.mark.parametrize("option", CANNOT)
+@pytest.mark.parametrize("policy", [*policies.names(), *ROUND_POLICIES])
+def test_an_option_is_honoured_or_refused_by_name(policy: str, option: str) -> None:
+    scenario = Scenario(policy=policy, **{"machines": FOUR, **SET[option]})  # type: ignore[arg-type]
+    if policy in CANNOT[option]:
+        with pytest.raises(InputError, match=f"^{option}: policy {policy} cannot honour it; "):
+            scenario.check()
+    else:
+        scenario.check()
+        if option != "residuals":
+            jobs = [job(str(n), n, 30.0, share=0.5) for n in range(6)]
+            assert len(scenario.run(Trace(name="t", format="own", jobs=jobs)).segments) >= 6
+
+
+def test_first_in_first_out_is_in_rounds_only_where_that_is_said() -> None:
+    assert not Scenario(policy="fifo", machines=FOUR).in_rounds
+    assert Scenario(policy="fifo", machines=FOUR, rounds_s=360.0).in_rounds
+    assert Scenario(policy="gavel_fifo", machines=FOUR).in_rounds
+
+
+def test_time_in_a_round_is_counted_as_the_difference_of_moments() -> None:
+    from foretrain.scheduling.round_policies import round_policy
+    from foretrain.scheduling.rounds import Rounds
+    from foretrain.scheduling.speeds import ThroughputTable
+
+    table = ThroughputTable({("v100", "net", 1): 0.7})
+    jobs = [TraceJob(name="a", arrival_s=1e9 + 0.1, steps=1000.0, gpus=1, kind="net")]
+    rounds = Rounds(jobs, ONE, round_policy("gavel_fifo"), table)
+    result = rounds.run()
+    received = sum(each.end_s - each.start_s for each in result.segments)
+    assert rounds._jobs[0].received_s["v100"] - 180.0 == pytest.approx(received, abs=1e-9)
