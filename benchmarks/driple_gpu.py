@@ -225,7 +225,7 @@ def measure_cells(
         said, about = run.measured, run.provenance
         print(
             f"{time.monotonic() - begun:5.0f} s {job.workload.model.label} {job.workload.training.precision} "
-            f"{cell['loader']} build {built_s:.1f} took {about['seconds']:.1f} step {said['step_time_s']:.4f} "
+            f"{cell['loader']} build {built_s:.1f} in {about['seconds']:.1f} step {said['step_time_s']:.4f} "
             f"profiled {about.get('step_time_profiled_s', 0):.4f} busy {said['device_utilization']:.3f} "
             f"rx {said['network_rx_bytes_per_s']:.3g}",
             flush=True,

@@ -4,6 +4,7 @@ or samples at a given rate."""
 from __future__ import annotations
 
 import io
+import itertools
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -166,7 +167,7 @@ def _pieces(word: str) -> list[int]:
     """Tokens of a word: the pair that ranks first is merged until three pieces are left."""
     pieces = list(word)
     while len(pieces) > 3:
-        ranks = [_rank(a, b) for a, b in zip(pieces, pieces[1:], strict=False)]
+        ranks = [_rank(a, b) for a, b in itertools.pairwise(pieces)]
         first = ranks.index(min(ranks))
         pieces[first : first + 2] = [pieces[first] + pieces[first + 1]]
     return [sum(map(ord, piece)) % 1000 for piece in pieces]

@@ -1,11 +1,12 @@
-"""Asks NVIDIA's management library for a GPU's utilisation, memory, power and PCIe traffic, by ctypes alone."""
+"""Asks NVIDIA's management library how busy a GPU, its memory and its link are, by ctypes alone."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from foretrain.errors import InputError
 
@@ -128,9 +129,15 @@ class Counters:
     """Hardware counters of a GPU between one reading and the next (Hopper and later): shares of time and
     bytes per second."""
 
-    METRICS = {
-        "graphics": 1, "sm": 2, "occupancy": 3, "tensor": 5, "memory": 10, "pcie_sent": 20, "pcie_received": 21,
-    }  # fmt: skip
+    METRICS: ClassVar[Mapping[str, int]] = {
+        "graphics": 1,
+        "sm": 2,
+        "occupancy": 3,
+        "tensor": 5,
+        "memory": 10,
+        "pcie_sent": 20,
+        "pcie_received": 21,
+    }
     """By the numbers that NVML gives them; the first five are percentages, the others MiB per second."""
     _BYTES, _SHARE = float(1 << 20), 0.01
 

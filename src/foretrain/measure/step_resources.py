@@ -40,7 +40,7 @@ class Window:
 
 
 class Session:
-    """A model that is built once and whose steps are watched, with data at hand or with a loader before it."""
+    """A model that is built once and whose steps are watched, with data at hand or behind a loader."""
 
     def __init__(self, job: Job, device: str, watcher: Watcher, window: Window | None = None) -> None:
         self.job, self.device, self._watcher, self.window = job, device, watcher, window or Window()
@@ -121,7 +121,8 @@ class Session:
     # Steps
 
     def _run(self, feed: Feed | None, enough: Callable[[list[float]], bool]) -> list[float]:
-        """When each step was over, in seconds since the epoch: the one before, where a GPU follows its host."""
+        """When each step was over, in seconds since the epoch; on a GPU, which follows its host, the one
+        before it."""
         stepper, marks = self._stepper, list[float]()
         before: torch.cuda.Event | None = None
         while not enough(marks):
@@ -153,7 +154,7 @@ class Session:
 
         def enough(marks: list[float]) -> bool:
             spent_s = time.time() - begun
-            return len(marks) >= ahead + 2 and spent_s > window.warm_up_s or spent_s > window.limit_s
+            return (len(marks) >= ahead + 2 and spent_s > window.warm_up_s) or spent_s > window.limit_s
 
         return enough
 
