@@ -33,13 +33,13 @@ from foretrain.job import Job, Run, read_runs
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.cases import Cases, network_module
 from foretrain.predictors.driple.features import (
-    CERTAIN_ALONE,
+    NETWORK_FIGURES,
     NODE_COLUMNS,
     SETTING_COLUMNS,
     TARGETS,
     TWELVE,
     Array,
-    exchanges,
+    certain,
     figures_of,
     scaled,
     setting_of,
@@ -211,10 +211,9 @@ def reference(kind: str, study: Study, known: list[int], asked: list[int]) -> Ar
 
 
 def without_whitebox(cases: Cases) -> Cases:
-    """It learns the figures themselves; only what is certain of silent jobs is still the schedule's."""
+    """It learns the figures themselves; only what is certain is still the schedule's."""
     kept = np.zeros_like(cases.schedule)
-    certain = np.ix_(cases.silent, CERTAIN_ALONE)
-    kept[certain] = cases.schedule[certain]
+    kept[cases.certain] = cases.schedule[cases.certain]
     return dataclasses.replace(cases, schedule=kept, settings=cases.settings[:, : len(SETTING_COLUMNS)])
 
 
@@ -314,7 +313,7 @@ def held_out(study: Study, method: str, rows: Sequence[int], by: str, file: Path
             continue
         start = time.process_time()
         found[asked] = METHODS[method](study, known, asked)
-        silent = [i for i in asked if not exchanges(study.runs[i].job)]
+        silent = [i for i in asked if certain(study.runs[i].job)[NETWORK_FIGURES].all()]
         if method not in REFERENCES:
             found[silent] = without_network(found[silent])
         np.save(file, found)

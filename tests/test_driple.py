@@ -41,7 +41,8 @@ from foretrain.predictors.driple.features import (
     unscaled,
     without_network,
 )  # fmt: skip
-from foretrain.predictors.driple.predictor import DriplePredictor, resources
+from foretrain.predictors.driple.predictor import DriplePredictor
+from foretrain.predictors.driple.resources import resources
 from foretrain.predictors.driple.whitebox import Use, Whitebox, figures_in
 from foretrain.predictors.seen import workload_key
 

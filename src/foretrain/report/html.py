@@ -24,7 +24,7 @@ from foretrain.step.timeline import Timeline
 from foretrain.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from foretrain.predictors.driple.predictor import Resources
+    from foretrain.predictors.driple.resources import Resources
 
 Column = npt.NDArray[np.float64]
 

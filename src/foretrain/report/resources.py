@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from foretrain.predictors.driple.features import MEANS, RESOURCES
-from foretrain.predictors.driple.predictor import Resources
-from foretrain.predictors.driple.whitebox import PERIOD_S
+from foretrain.predictors.driple.resources import Resources
 from foretrain.report.tables import table
 from foretrain.units import format_count, format_seconds
 
@@ -51,10 +50,11 @@ def resource_table(found: Resources) -> RenderableType:
 
 def definitions(found: Resources) -> list[str]:
     """What the figures are, in words."""
+    window, sampled = format_seconds(found.window_s), format_seconds(found.sampled_s)
     return [
         *(f"{_NAMES[name]}: {words}" for name, words in DEFINITIONS.items()),
         "averages are those of the step; idle and active times are mean stretches, and peaks the mean of"
-        f" theirs, in a window of {format_seconds(found.window_s)} sampled every {format_seconds(PERIOD_S)}",
+        f" theirs, in a window of {window} sampled every {sampled}",
     ]
 
 

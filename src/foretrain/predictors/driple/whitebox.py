@@ -6,10 +6,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from foretrain.capture import capture_job
+from foretrain.duration import batch_loading_s, paced
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
@@ -19,11 +21,16 @@ from foretrain.predictors.driple.features import (
     TARGETS,
     TWELVE,
     Array,
+    exchanges,
+    fed_by_host,
     figures_of,
 )
+from foretrain.predictors.physics import link_bytes_per_s
+from foretrain.step.passes import host_link_bytes_per_s
 from foretrain.step.timeline import StepUse
 
-PERIOD_S = 0.05
+CPU_PERIOD_S, GPU_PERIOD_S = 0.05, 0.01
+"""Of the samples, as ``measure campaign`` and ``measure steps --resources`` take them."""
 THRESHOLD = 0.1
 WINDOW_S, FEWEST_STEPS = 0.5, 3
 """The window that the figures are of: as many steps as fill the time, but a few at least; as a campaign
@@ -67,11 +74,17 @@ class Whitebox:
 
     def use(self, forecast: Forecast, steps: int | None = None, samples: int | None = None) -> Use:
         """The resources over a measuring window, or over so many steps in so many samples."""
-        step = _step_use(forecast)
-        window = (steps or _steps_in_window(step.time_s)) * step.time_s
-        samples = samples or max(1, round(window / PERIOD_S))
-        busy, rate = step.sampled(np.linspace(0.0, window, samples + 1)[1:])
-        values = (busy, np.full(samples, self.held(forecast)), rate, rate)
+        job = forecast.job
+        step, feeding = _fed(_step_use(forecast), job)
+        each_s = step.time_s / feeding.steps
+        window = (steps or _steps_in_window(each_s)) * each_s
+        samples = samples or max(1, round(window / period_s(job)))
+        ends_s = np.linspace(0.0, window, samples + 1)[1:]
+        busy, sent = step.sampled(ends_s)
+        received = sent
+        if fed_by_host(job):
+            received, sent = feeding.copies.sampled(ends_s)[1], np.zeros(samples)
+        values = (busy, np.full(samples, self.held(forecast)), received, sent)
         read = forecast.quantities.get("memory_busy")
         return Use(
             period_s=window / samples,
@@ -91,7 +104,7 @@ class Whitebox:
 
     def window_s(self, job: Job) -> Estimate:
         """How long the measuring window is that the figures are of."""
-        step_time = self.predictor.predict(job)["step_time_s"]
+        step_time = paced(job, self.predictor.predict(job)["step_time_s"])
         return step_time * _steps_in_window(step_time.median)
 
     def fit(self, runs: Sequence[Run]) -> Self:
@@ -116,6 +129,53 @@ def _step_use(forecast: Forecast) -> StepUse:
         forecast["device_utilization"].median,
         0.0 if sent is None else sent.median,
     )
+
+
+def period_s(job: Job) -> float:
+    """Of the samples of a job's resources."""
+    return CPU_PERIOD_S if job.cluster.device.is_cpu else GPU_PERIOD_S
+
+
+def rank_link_bytes_per_s(job: Job) -> float:
+    """What the network's figures of a rank may reach: the rate of its links, or of the link to its host."""
+    if fed_by_host(job):
+        return host_link_bytes_per_s(job.cluster)
+    return link_bytes_per_s(job) if exchanges(job) else math.inf
+
+
+class Feeding(NamedTuple):
+    """How batches come: so many steps follow one another, then all wait."""
+
+    steps: int
+    copies: StepUse
+    """What a GPU receives from its host, as bytes that are sent."""
+
+
+def _fed(step: StepUse, job: Job) -> tuple[StepUse, Feeding]:
+    """Steps as a loader lets them run. Its workers begin together, so their batches come together."""
+    loading_s = batch_loading_s(job)
+    if loading_s is None:
+        return step, Feeding(1, StepUse.even(step.time_s, 0.0, 0.0))
+    link = host_link_bytes_per_s(job.cluster)
+    copying_s = 0.0 if job.cluster.device.is_cpu else loaded_bytes(job) / link
+    waiting_s = max(0.0, loading_s - step.time_s - copying_s)
+    together = (job.workload.training.loader_workers or 1) if waiting_s else 1
+    copies = StepUse(
+        ends_s=np.array([copying_s, copying_s + step.time_s]),
+        busy=np.zeros(2),
+        sent_bytes_per_s=np.array([link, 0.0]),
+    )
+    return (
+        step.waiting(copying_s, together * waiting_s, together),
+        Feeding(together, copies.waiting(0.0, together * waiting_s, together)),
+    )
+
+
+def loaded_bytes(job: Job) -> float:
+    """Of a rank's batch as its loader hands it on, numbers in fp32 whatever the model computes in."""
+    held = sum(buffer.size_bytes for buffer in capture_job(job).buffers if buffer.category == "inputs")
+    halved = job.workload.training.precision in ("bf16", "fp16") and job.workload.training.sequence is None
+    return float(held * (2 if halved else 1))
 
 
 def _steps_in_window(step_time_s: float) -> int:
