@@ -165,7 +165,7 @@ def measure(options: argparse.Namespace) -> None:
     begun = time.monotonic()
     import torch
 
-    from foretrain.measure.steps import _forget_jobs
+    from foretrain.measure.steps import forget_jobs
     from foretrain.measure.watching import Watcher
 
     options.out.mkdir(parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ def measure(options: argparse.Namespace) -> None:
             if todo:
                 measure_cells(todo, options, watcher, good, bad, begun)
                 if options.device == "cuda":
-                    _forget_jobs()
+                    forget_jobs()
                 watcher.forget(time.time() - 1.0)
     print(f"{time.monotonic() - begun:.0f} s, {torch.__version__}", flush=True)
 
@@ -225,7 +225,7 @@ def measure_cells(
         said, about = run.measured, run.provenance
         print(
             f"{time.monotonic() - begun:5.0f} s {job.workload.model.label} {job.workload.training.precision} "
-            f"{cell['loader']} build {built_s:.1f} in {about['seconds']:.1f} step {said['step_time_s']:.4f} "
+            f"{cell['loader']} build {built_s:.1f} in {about['seconds']:.1f} step {about['pace_s']:.4f} "
             f"profiled {about.get('step_time_profiled_s', 0):.4f} busy {said['device_utilization']:.3f} "
             f"rx {said['network_rx_bytes_per_s']:.3g}",
             flush=True,

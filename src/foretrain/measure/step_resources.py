@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from foretrain.capture.keys import installed_versions
-from foretrain.errors import InputError
+from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
 from foretrain.measure.activity import Activity, profiled, sampled
 from foretrain.measure.loading import PREFETCH, Feed, Loader, fed_input
 from foretrain.measure.ops import machine
 from foretrain.measure.resources import THRESHOLD, CpuMeter, Sampler, Series, twelve_figures
-from foretrain.measure.steps import Stepper
+from foretrain.measure.steps import Stepper, check_machine, forget_jobs
 from foretrain.measure.watching import PERIOD_S, Watcher
 
 LINK = "pcie"
@@ -75,9 +75,9 @@ class Session:
             rate = loader.rate or self.job.micro_batch / statistics.median(feed.made_in_s)
             training = dataclasses.replace(training, loader_rate=rate, loader_workers=loader.workers)
         figures = twelve_figures(series)
+        alone = {"step_time_s": step_s, "samples_per_s": training.global_batch / step_s}
         measured = {
-            "step_time_s": step_s,
-            "samples_per_s": training.global_batch / step_s,
+            **(alone if loader is None else {}),  # a step's time is without what it waits for data
             "device_utilization": series.mean("device_utilization"),
             "memory_utilization": series.mean("memory_utilization"),
             "network_rx_bytes_per_s": series.mean("network_rx"),
@@ -109,7 +109,8 @@ class Session:
             "resources": resources,
             **loading,
             **about,
-            "held_before_bytes": self.held_before,
+            "held_before_bytes": self.held_before[0],
+            "pace_s": step_s,
             "seconds": time.time() - begun_s,
             "nvml": {"plain": self._samples(*plain), "watched": self._samples(*spans)},
         }
@@ -233,6 +234,25 @@ def _short(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def check_one_device(job: Job) -> None:
+def measure_resources(job: Job, *, device: str, watcher: Watcher, window: Window | None = None) -> Run:
+    """The run of a job in a model that is built for it, behind a loader of its rate where it says one."""
     if job.cluster.world_size > 1:
-        raise InputError(f"cluster: {job.cluster.world_size} devices; resources of steps are those of one")
+        how = "measure steps runs on one, measure campaign on several"
+        raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices; {how}")
+    check_machine(job, device, done=("compile", "loader_rate"))
+    training, loader = job.workload.training, None
+    if training.loader_rate is not None:
+        loader = Loader(kind="paced", workers=training.loader_workers or 1, rate=training.loader_rate)
+    session: Session | None = None
+    try:
+        session = Session(job, device, watcher, window)
+        return session.measure(loader)
+    except ForetrainError:
+        raise
+    except Exception as error:
+        label = job.workload.model.label
+        raise UnsupportedJob(f"model {label}: {type(error).__name__}: {first_line(error)}") from error
+    finally:
+        session = None
+        if device == "cuda":
+            forget_jobs()
