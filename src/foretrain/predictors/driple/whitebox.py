@@ -77,7 +77,8 @@ class Whitebox:
         job = forecast.job
         step, feeding = _fed(_step_use(forecast), job)
         each_s = step.time_s / feeding.steps
-        window = (steps or _steps_in_window(each_s)) * each_s
+        turns = math.ceil(_steps_in_window(each_s) / feeding.steps)
+        window = (steps or turns * feeding.steps) * each_s
         samples = samples or max(1, round(window / period_s(job)))
         ends_s = np.linspace(0.0, window, samples + 1)[1:]
         busy, sent = step.sampled(ends_s)
