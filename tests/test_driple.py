@@ -301,9 +301,9 @@ def test_a_device_that_waits_for_its_loader_is_idle_and_receives_each_batch(fold
 def test_batches_of_several_workers_come_together(folder: Path) -> None:
     gpu, whitebox = job(folder, device="h200"), Whitebox(DeletePopPredictor())
     one, two = (whitebox.figures(with_loader(gpu, 80.0 / n, n)) for n in (1, 2))
-    busy, idle = TARGETS.index("device_utilization"), TARGETS.index("device_utilization_idle_s")
-    assert two[busy] == pytest.approx(one[busy], rel=0.01)
-    assert two[idle] > one[idle]
+    mean, peak = TARGETS.index("network_rx_bytes_per_s"), TARGETS.index("network_rx_peak")
+    assert two[mean] == pytest.approx(one[mean], rel=0.01)
+    assert two[peak] == pytest.approx(2 * one[peak], rel=0.01)
 
 
 def test_what_is_certain_of_a_lonely_gpu_is_only_that_nothing_is_exchanged(folder: Path) -> None:
