@@ -172,16 +172,16 @@ def measure(options: argparse.Namespace) -> None:
     runs, failures = options.out / "runs.jsonl", options.out / "failures.jsonl"
     done = {key(line["cell"]) for path in (runs, failures) for line in lines_of(path)}
     with Watcher() as watcher, runs.open("a") as good, failures.open("a") as bad:
-        if options.device == "cuda" and not (options.out / "response.jsonl").exists():
+        if options.device == "cuda" and not options.skip and not (options.out / "response.jsonl").exists():
             try:
                 response(options.out / "response.jsonl", watcher)
             except Exception as error:
                 print(f"response: {error}", flush=True)
-        for line in [json.loads(one) for one in options.cells.read_text().splitlines()]:
+        for line in [json.loads(one) for one in options.cells.read_text().splitlines()][options.skip :]:
             if time.monotonic() - begun > options.seconds - RESERVE_S:
                 print("no time is left for another model", flush=True)
                 break
-            cells = [{"job": line["job"], "loader": loader} for loader in line["loaders"]]
+            cells = [{"job": line["job"], "loader": loader} for loader in line["loaders"][: options.most]]
             todo = [cell for cell in cells if key(cell) not in done]
             if todo:
                 measure_cells(todo, options, watcher, good, bad, begun)
@@ -305,6 +305,8 @@ def main() -> None:
     measuring.add_argument("cells", type=Path)
     measuring.add_argument("--out", type=Path, required=True)
     measuring.add_argument("--seconds", type=float, default=480.0)
+    measuring.add_argument("--skip", type=int, default=0, help="lines of the list that others have measured")
+    measuring.add_argument("--most", type=int, default=3, help="loaders of a model, none counted in")
     measuring.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
     options.run(options)

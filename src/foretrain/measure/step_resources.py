@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -65,10 +66,11 @@ class Session:
     def _measured(self, loader: Loader | None, feed: Feed | None, begun_s: float) -> Run:
         ahead = 1 if loader is None else PREFETCH * loader.workers + 2
         marks = self._run(feed, self._warm(ahead))
-        marks = self._run(feed, self._enough(1))
+        together = 1 if loader is None else loader.workers
+        marks = self._run(feed, self._enough(1, together))
         plain = marks[1], marks[-1]
         step_s = (plain[1] - plain[0]) / (len(marks) - 2)
-        series, spans, about = self._watched(feed, ahead)
+        series, spans, about = self._watched(feed, ahead, together)
         training = self.job.workload.training
         if feed is not None:
             assert loader is not None
@@ -159,27 +161,31 @@ class Session:
 
         return enough
 
-    def _enough(self, skipped: int) -> Callable[[list[float]], bool]:
+    def _enough(self, skipped: int, together: int) -> Callable[[list[float]], bool]:
+        """Whole turns of steps that run together."""
         begun, window = time.time(), self.window
+        least = together * math.ceil(max(window.steps, 2 * together) / together)
 
         def enough(marks: list[float]) -> bool:
             inside = len(marks) - 1 - skipped
             watched_s = marks[-1] - marks[skipped] if inside > 0 else 0.0
-            done = inside >= window.steps and watched_s >= window.seconds
+            done = inside >= least and inside % together == 0 and watched_s >= window.seconds
             return done or (inside >= 1 and time.time() - begun > window.limit_s)
 
         return enough
 
     # What they use
 
-    def _watched(self, feed: Feed | None, skipped: int) -> tuple[Series, tuple[float, float], dict[str, Any]]:
+    def _watched(
+        self, feed: Feed | None, skipped: int, together: int
+    ) -> tuple[Series, tuple[float, float], dict[str, Any]]:
         """The samples, when they began and ended, and what else is known of the steps."""
         if self.device == "cpu":
             period_s, cores = self.window.period_s, torch.get_num_threads()
             with Sampler(CpuMeter(cores), period_s=period_s) as sampler:
-                marks = self._run(feed, self._enough(skipped))
+                marks = self._run(feed, self._enough(skipped, together))
             return sampler.series, (marks[0], marks[-1]), {}
-        marks, activity = profiled(lambda: self._run(feed, self._enough(skipped)))
+        marks, activity = profiled(lambda: self._run(feed, self._enough(skipped, together)))
         start, end = marks[skipped], marks[-1]
         count = max(1, round((end - start) / self.window.period_s))
         points = start + self.window.period_s * np.arange(count + 1)
