@@ -2,12 +2,13 @@
 
     python benchmarks/driple_gpu.py choose --out benchmarks/driple_cells.jsonl      # which jobs, loaders
     python benchmarks/driple_gpu.py measure benchmarks/driple_cells.jsonl --out DIR --seconds 480
+    python benchmarks/driple_gpu.py pack DIR... --out data/h200_resources.jsonl
 
 ``choose`` takes models that ran on an H200 (``data/h200_*.jsonl``), two of a family, other batches and
 precisions, and for each no loader and two loaders. ``measure`` builds a model once and watches its steps with
 each; first of all it finds out how fast NVML's counters follow a load that comes and goes
 (``DIR/response.jsonl``). Any beginning of the list is a balanced sample of it. What ``DIR`` holds is not
-measured again; what fails is in ``DIR/failures.jsonl``.
+measured again; what fails is in ``DIR/failures.jsonl``. ``pack`` leaves NVML's raw samples out.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ LOADING_LIMIT_S = 0.3
 """A batch takes its loaders no longer."""
 LISTS = ("rcnn", "retinanet", "fcos", "ssd", "raft")
 """Parts of the names of models that are called with lists of pictures of their own sizes."""
+OF_STEPS = ("step_time_s", "samples_per_s")
+"""What is no figure of a step that waits for data."""
 RESERVE_S = 12.0
 """Before the end of the time, in which no model is built any more."""
 
@@ -241,6 +244,45 @@ def fail(bad: Any, cell: dict[str, Any], error: Exception) -> None:
     print(f"failed: {type(error).__name__}: {error}"[:300], flush=True)
 
 
+def pack(options: argparse.Namespace) -> None:
+    """The runs of campaigns as one file, with figures of all that profiler and counters saw."""
+    from foretrain.measure.gpu_series import joined_series, link_rates, slowed_by, whole_turns
+    from foretrain.measure.resources import Series, twelve_figures
+
+    lines, short = [], 0
+    for line in (line for folder in options.folders for line in lines_of(folder / "runs.jsonl")):
+        job, measured, about = line["job"], line["measured"], line["provenance"]
+        series = Series.read(about["resources"]["series"])
+        samples = about.pop("nvml")["plain"]
+        training = job["training"]
+        pace_s = about.setdefault("pace_s", measured.get("step_time_s"))
+        loading_s = None
+        if "loader_rate" in training:
+            loading_s = training["global_batch"] / (training["loader_rate"] * training["loader_workers"])
+            measured = {name: value for name, value in measured.items() if name not in OF_STEPS}
+        if "slowed_by" not in about:
+            about["slowed_by"] = slowed_by(about["step_time_profiled_s"], pace_s, loading_s)
+            series = joined_series(series, link_rates(samples), about["slowed_by"])
+        workers = training.get("loader_workers", 1)
+        if workers > 1 and loading_s > 0.8 * pace_s:
+            cut = whole_turns(series, workers * loading_s)
+            if cut is None:
+                short += 1
+                continue
+            series = cut
+        about["resources"] |= {"figures": twelve_figures(series), "series": series.to_dict()}
+        means = {"device_utilization": series.mean("device_utilization")}
+        means |= {f"{name}_bytes_per_s": series.mean(name) for name in ("network_rx", "network_tx")}
+        about["built_s"] = line["built_s"]
+        use = samples.get("use") or {}
+        about["nvml_utilization"] = sum(use["utilization"]) / len(use["utilization"]) if use else None
+        held = about["held_before_bytes"]
+        about["held_before_bytes"] = held[0] if isinstance(held, list) else held
+        lines.append(json.dumps({"job": job, "measured": {**measured, **means}, "provenance": about}))
+    options.out.write_text("".join(f"{line}\n" for line in lines))
+    print(f"{len(lines)} runs in {options.out}; {short} were watched for less than a turn of their loader")
+
+
 def response(path: Path, watcher: Any) -> None:
     """What NVML says while a load comes and goes in known times: how long its averages are."""
     import torch
@@ -297,7 +339,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    choosing, measuring = (commands.add_parser(name) for name in ("choose", "measure"))
+    choosing, measuring, packing = (commands.add_parser(name) for name in ("choose", "measure", "pack"))
+    packing.set_defaults(run=pack)
+    packing.add_argument("folders", type=Path, nargs="+")
+    packing.add_argument("--out", type=Path, required=True)
     choosing.set_defaults(run=choose)
     choosing.add_argument("--out", type=Path, required=True)
     choosing.add_argument("--seed", type=int, default=0)

@@ -288,12 +288,12 @@ def test_a_device_that_waits_for_its_loader_is_idle_and_receives_each_batch(fold
     alone, slow = whitebox.figures(gpu), whitebox.figures(with_loader(gpu, 40.0))
     names = ("device_utilization_idle_s", "device_utilization", "network_rx_bytes_per_s", "network_rx_peak")
     idle, busy, received, peak = (TARGETS.index(name) for name in names)
-    assert alone[idle] == alone[received] == 0.0
+    assert alone[idle] == 0.0
     step_s = whitebox.predictor.predict(gpu)["step_time_s"].median
     assert slow[busy] == pytest.approx(alone[busy] * step_s / 0.2, rel=0.01)
     assert slow[idle] > 0.2
-    assert slow[received] == pytest.approx(loaded_bytes(gpu) / 0.2, rel=0.01)
-    assert slow[peak] == pytest.approx(loaded_bytes(gpu) / GPU_PERIOD_S, rel=0.05)
+    assert slow[received] < alone[received]
+    assert slow[peak] - slow[received] > 0.9 * loaded_bytes(gpu) / GPU_PERIOD_S
     fast = whitebox.figures(with_loader(gpu, 1e9))
     assert fast[busy] == pytest.approx(alone[busy], rel=0.01)
 
@@ -303,14 +303,14 @@ def test_batches_of_several_workers_come_together(folder: Path) -> None:
     one, two = (whitebox.figures(with_loader(gpu, 80.0 / n, n)) for n in (1, 2))
     mean, peak = TARGETS.index("network_rx_bytes_per_s"), TARGETS.index("network_rx_peak")
     assert two[mean] == pytest.approx(one[mean], rel=0.01)
-    assert two[peak] == pytest.approx(2 * one[peak], rel=0.01)
+    assert two[peak] - two[mean] == pytest.approx(2 * (one[peak] - one[mean]), rel=0.05)
 
 
-def test_what_is_certain_of_a_lonely_gpu_is_only_that_nothing_is_exchanged(folder: Path) -> None:
-    cpu, gpu = certain(job(folder)), certain(job(folder, device="h200"))
-    assert cpu.sum() > gpu.sum() == NETWORK_FIGURES.sum()
-    assert not certain(with_loader(job(folder, device="h200"), 40.0)).any()
-    assert not certain(job(folder, workers=2)).any()
+def test_only_of_a_lonely_cpu_worker_something_is_certain(folder: Path) -> None:
+    alone = certain(job(folder))
+    assert alone.sum() > certain(with_loader(job(folder), 40.0)).sum() == NETWORK_FIGURES.sum()
+    for other in (job(folder, device="h200"), job(folder, workers=2)):
+        assert not certain(other).any()
 
 
 def test_the_constants_of_the_white_box_follow_the_runs(runs: list[Run]) -> None:

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 
 from foretrain.capture.keys import installed_versions
+from foretrain.duration import batch_loading_s
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
 from foretrain.measure.activity import Activity, profiled, sampled
+from foretrain.measure.gpu_series import joined_series, link_rates, slowed_by
 from foretrain.measure.loading import PREFETCH, Feed, Loader, fed_input
 from foretrain.measure.ops import machine
 from foretrain.measure.resources import THRESHOLD, CpuMeter, Sampler, Series, twelve_figures
@@ -76,7 +78,13 @@ class Session:
             assert loader is not None
             rate = loader.rate or self.job.micro_batch / statistics.median(feed.made_in_s)
             training = dataclasses.replace(training, loader_rate=rate, loader_workers=loader.workers)
-        figures = twelve_figures(series)
+        workload = dataclasses.replace(self.job.workload, training=training)
+        job = dataclasses.replace(self.job, workload=workload)
+        samples = self._samples(*plain)
+        if self.device == "cuda":
+            slowed = slowed_by(about["step_time_profiled_s"], step_s, batch_loading_s(job))
+            series = joined_series(series, link_rates(samples), slowed)
+            about["slowed_by"] = slowed
         alone = {"step_time_s": step_s, "samples_per_s": training.global_batch / step_s}
         measured = {
             **(alone if loader is None else {}),  # a step's time is without what it waits for data
@@ -91,7 +99,7 @@ class Session:
         resources = {
             "period_s": self.window.period_s,
             "threshold": THRESHOLD,
-            "figures": figures,
+            "figures": twelve_figures(series),
             "series": series.to_dict(),
             "network": LINK,
             "network_shared_by": 1,
@@ -114,12 +122,9 @@ class Session:
             "held_before_bytes": self.held_before[0],
             "pace_s": step_s,
             "seconds": time.time() - begun_s,
-            "nvml": {"plain": self._samples(*plain), "watched": self._samples(*spans)},
+            "nvml": {"plain": samples, "watched": self._samples(*spans)},
         }
-        workload = dataclasses.replace(self.job.workload, training=training)
-        return Run(
-            job=dataclasses.replace(self.job, workload=workload), measured=measured, provenance=provenance
-        )
+        return Run(job=job, measured=measured, provenance=provenance)
 
     # Steps
 

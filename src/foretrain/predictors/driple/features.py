@@ -111,18 +111,16 @@ def exchanges(job: Job) -> bool:
     return job.cluster.world_size > 1 or bool(job.plan.servers)
 
 
-def fed_by_host(job: Job) -> bool:
-    """Whether the network's figures are those of a GPU's link to its host: nothing else is exchanged, and
-    batches come from a loader."""
-    loads = job.workload.training.loader_rate is not None
-    return loads and not exchanges(job) and not job.cluster.device.is_cpu
+def over_host_link(job: Job) -> bool:
+    """Whether the network's figures are those of a GPU's link to its host, as nothing else is exchanged."""
+    return not exchanges(job) and not job.cluster.device.is_cpu
 
 
 def certain(job: Job) -> npt.NDArray[np.bool_]:
     """The figures that the schedule knows for certain: those of an idle network, and the spans of CPU cores
     that wait for nobody."""
-    silent = not exchanges(job) and not fed_by_host(job)
-    alone = silent and job.cluster.device.is_cpu and job.workload.training.loader_rate is None
+    silent = not exchanges(job) and not over_host_link(job)
+    alone = silent and job.workload.training.loader_rate is None
     return CERTAIN_ALONE if alone else NETWORK_FIGURES & silent
 
 
