@@ -253,7 +253,8 @@ def pack(options: argparse.Namespace) -> None:
     for line in (line for folder in options.folders for line in lines_of(folder / "runs.jsonl")):
         job, measured, about = line["job"], line["measured"], line["provenance"]
         series = Series.read(about["resources"]["series"])
-        samples = about.pop("nvml")["plain"]
+        nvml = about.pop("nvml")
+        samples = nvml["plain"]
         training = job["training"]
         pace_s = about.setdefault("pace_s", measured.get("step_time_s"))
         loading_s = None
@@ -274,6 +275,9 @@ def pack(options: argparse.Namespace) -> None:
         means = {"device_utilization": series.mean("device_utilization")}
         means |= {f"{name}_bytes_per_s": series.mean(name) for name in ("network_rx", "network_tx")}
         about["built_s"] = line["built_s"]
+        read = [share for part in nvml.values() for share in (part.get("use") or {}).get("memory_busy", ())]
+        if loading_s is None and read:  # NVML's average, which bursts fall out of
+            means["memory_busy"] = sum(read) / len(read)
         use = samples.get("use") or {}
         about["nvml_utilization"] = sum(use["utilization"]) / len(use["utilization"]) if use else None
         held = about["held_before_bytes"]
