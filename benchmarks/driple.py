@@ -423,7 +423,7 @@ def h200(options: argparse.Namespace) -> None:
     """Errors of every figure on unseen families of the H200, the mean over seeds, in all runs and in those
     with a loader and without."""
     runs = read(H200)
-    known_more = [run for run in read(H200_LOAD)] if options.beside else []
+    known_more = read(H200_LOAD) if options.beside else []
     study = Study([*runs, *known_more], remembering())
     scored = range(len(runs))
     names = sorted({study.families[i] for i in scored})
