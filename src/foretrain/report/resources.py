@@ -28,8 +28,8 @@ HEADINGS = ("resource", "idle for", "active for", "peak", "average", "by")
 DEFINITIONS = {
     "device_utilization": "share of the time with a kernel on the device; of a CPU, of its cores at work",
     "memory_utilization": "share of the device's memory that a rank holds; of a CPU, with its process",
-    "network_rx": "bytes that one rank receives over its links",
-    "network_tx": "bytes that one rank sends over its links",
+    "network_rx": "bytes that one rank receives over its links; a GPU alone, from its host",
+    "network_tx": "bytes that one rank sends over its links; a GPU alone, to its host",
 }
 """What each resource is, whoever measures or forecasts it."""
 
