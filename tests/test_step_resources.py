@@ -17,7 +17,9 @@ import torch
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.job import Job
 from foretrain.measure import activity, watching
+from foretrain.measure.gpu_series import LinkRates, joined_series, link_rates, slowed_by, whole_turns
 from foretrain.measure.loading import KINDS, Batches, Feed, Loader, fed_input
+from foretrain.measure.resources import Series
 from foretrain.measure.step_resources import Session, Window, measure_resources
 from foretrain.measure.watching import Watcher
 from foretrain.predictors.driple.features import TWELVE, figures_of
@@ -252,3 +254,49 @@ def test_several_devices_and_broken_models_are_refused_in_one_line(job: Job, tmp
     (tmp_path / "models.py").write_text("def net(batch):\n    raise ValueError('broken')\n")
     with pytest.raises(ForetrainError, match="broken"):
         measure_resources(job, device="cpu", watcher=Watcher())
+
+
+# Profiler and counters together
+
+
+def series(device: list[float], received: list[float]) -> Series:
+    count = len(device)
+    return Series(
+        ends_s=tuple(0.01 * (i + 1) for i in range(count)),
+        device_utilization=tuple(device),
+        memory_utilization=(0.5,) * count,
+        network_rx=tuple(received),
+        network_tx=(0.0,) * count,
+    )
+
+
+def test_gaps_that_the_profiler_made_are_taken_out_and_counters_fill_what_copies_leave() -> None:
+    seen = series([0.4, 0.8, 0.0, 0.4], [1e9, 0.0, 0.0, 0.0])
+    found = joined_series(seen, LinkRates(received=5e8, sent=5e7), slowed=1.5)
+    assert found.device_utilization == pytest.approx((0.6, 1.0, 0.0, 0.6))
+    assert found.mean("network_rx") == pytest.approx(5e8)
+    assert found.mean("network_tx") == pytest.approx(5e7)
+    assert found.network_rx[1] == found.network_rx[2] > 0
+    assert joined_series(seen, None, slowed=1.0) == seen
+
+
+def test_where_a_loader_sets_the_pace_the_profiler_slows_nothing() -> None:
+    assert slowed_by(0.12, 0.1, None) == slowed_by(0.12, 0.1, 0.02) == pytest.approx(1.2)
+    assert slowed_by(0.12, 0.1, 0.1) == 1.0
+    assert slowed_by(9.0, 0.1, None) == 2.0
+
+
+def test_link_rates_are_those_of_counters_or_else_of_readings() -> None:
+    counters = {"pcie_received": [0.0, 4.0, 0.0, 6.0], "pcie_sent": [0.0, 1.0, 0.0, 3.0]}
+    readings = {"received": [1.0, 3.0], "sent": [1.0, 1.0]}
+    assert link_rates({"counters": counters, "pcie": readings}) == LinkRates(received=5.0, sent=2.0)
+    assert link_rates({"pcie": readings}) == LinkRates(received=2.0, sent=1.0)
+    assert link_rates({}) is None
+
+
+def test_a_series_is_cut_to_whole_turns() -> None:
+    whole = series([0.1] * 10, [0.0] * 10)
+    cut = whole_turns(whole, 0.04)
+    assert cut is not None
+    assert cut.length_s == pytest.approx(0.08)
+    assert whole_turns(whole, 0.2) is None
