@@ -33,15 +33,17 @@ from foretrain.job import Job, Run, read_runs
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.cases import Cases, network_module
 from foretrain.predictors.driple.features import (
-    CERTAIN_ALONE,
+    MEANS,
+    NETWORK_FIGURES,
     NODE_COLUMNS,
     SETTING_COLUMNS,
     TARGETS,
     TWELVE,
     Array,
-    exchanges,
+    certain,
     figures_of,
     scaled,
+    setting_columns,
     setting_of,
     unscaled,
     whole_columns,
@@ -50,7 +52,9 @@ from foretrain.predictors.driple.features import (
 from foretrain.predictors.driple.whitebox import Whitebox
 
 CAMPAIGN = Path("data/cpu16_campaign.jsonl.zst")
-H200 = Path("data/h200_load.jsonl.zst")
+H200, H200_LOAD = Path("data/h200_resources.jsonl.zst"), Path("data/h200_load.jsonl.zst")
+H200_FOLDS = 5
+LOADING = slice(SETTING_COLUMNS.index("data loader"), None)
 FEWEST = 60
 """Samples of a setting that is scored by itself."""
 SHOWN = (
@@ -106,8 +110,14 @@ class Study:
 
     @functools.cached_property
     def sums(self) -> Array:
-        """Sums over the step of each run."""
-        return np.stack([whole_columns(capture_job(run.job)) for run in self.runs])
+        """Sums over the step of each run, and how its data is loaded."""
+        return np.stack(
+            [
+                np.concatenate([whole_columns(graph), setting_columns(run.job, graph)[LOADING]])
+                for run in self.runs
+                for graph in [capture_job(run.job)]
+            ]
+        )
 
     @functools.cached_property
     def plain(self) -> Cases:
@@ -211,10 +221,9 @@ def reference(kind: str, study: Study, known: list[int], asked: list[int]) -> Ar
 
 
 def without_whitebox(cases: Cases) -> Cases:
-    """It learns the figures themselves; only what is certain of silent jobs is still the schedule's."""
+    """It learns the figures themselves; only what is certain is still the schedule's."""
     kept = np.zeros_like(cases.schedule)
-    certain = np.ix_(cases.silent, CERTAIN_ALONE)
-    kept[certain] = cases.schedule[certain]
+    kept[cases.certain] = cases.schedule[cases.certain]
     return dataclasses.replace(cases, schedule=kept, settings=cases.settings[:, : len(SETTING_COLUMNS)])
 
 
@@ -314,7 +323,7 @@ def held_out(study: Study, method: str, rows: Sequence[int], by: str, file: Path
             continue
         start = time.process_time()
         found[asked] = METHODS[method](study, known, asked)
-        silent = [i for i in asked if not exchanges(study.runs[i].job)]
+        silent = [i for i in asked if certain(study.runs[i].job)[NETWORK_FIGURES].all()]
         if method not in REFERENCES:
             found[silent] = without_network(found[silent])
         np.save(file, found)
@@ -411,22 +420,48 @@ def _row(setting: str, method: str, each: Array, columns: Sequence[int]) -> None
 
 
 def h200(options: argparse.Namespace) -> None:
-    """Mean absolute error of utilisation, in percentage points, on unseen families."""
-    study = Study(read(H200), remembering())
-    names = sorted(set(study.families))
-    print("| method | runs | seed | device utilisation | memory busy |\n|---|---|---|---|---|")
+    """Errors of every figure on unseen families of the H200, the mean over seeds, in all runs and in those
+    with a loader and without."""
+    runs = read(H200)
+    known_more = read(H200_LOAD) if options.beside else []
+    study = Study([*runs, *known_more], remembering())
+    scored = range(len(runs))
+    names = sorted({study.families[i] for i in scored})
+    shown = [
+        name for name in (*TWELVE, *MEANS) if np.nanstd(study.measured[: len(runs), TARGETS.index(name)]) > 0
+    ]
+    columns = [TARGETS.index(name) for name in shown]
+    loads = np.array([run.job.workload.training.loader_rate is not None for run in runs])
+    print(
+        f"{len(runs)} runs of {len(names)} families\n| method | runs | "
+        + " | ".join(map(_short, shown))
+        + " | mean |"
+    )
+    print("|---|---|" + "---|" * (len(shown) + 1))
     for method in options.methods:
+        each = []
         for seed in options.seeds[: 1 if method in SEEDLESS else None]:
             found = np.full(study.measured.shape, np.nan)
-            for fold in range(5):
-                asked = [i for i, name in enumerate(study.families) if name in names[fold::5]]
-                known = sorted(set(range(len(study.runs))) - set(asked))
+            for fold in range(H200_FOLDS):
+                asked = [i for i in scored if study.families[i] in names[fold::H200_FOLDS]]
+                apart = {study.families[i] for i in asked}
+                known = [i for i in range(len(study.runs)) if study.families[i] not in apart]
                 found[asked] = METHODS[method](study.with_seed(seed), known, asked)
-            off = np.abs(found - study.measured) * 100
-            device, memory = (
-                off[:, TARGETS.index(name)].mean() for name in ("device_utilization", "memory_busy")
-            )
-            print(f"| {method} | {len(study.runs)} | {seed} | {device:.2f} | {memory:.2f} |", flush=True)
+            each.append(errors(found, study.measured)[: len(runs)])
+        off = np.mean(each, axis=0)[:, columns]
+        for which, rows in (("all", loads | True), ("no loader", ~loads), ("loader", loads)):
+            mean = np.nanmean(off[rows], axis=0)
+            cells = " | ".join(f"{one:.3f}" for one in mean)
+            print(f"| {method} | {which} {rows.sum()} | {cells} | {mean.mean():.3f} |", flush=True)
+
+
+def _short(name: str) -> str:
+    return (
+        name.replace("_utilization", "")
+        .replace("network_", "")
+        .replace("_bytes_per_s", "")
+        .removesuffix("_s")
+    )
 
 
 def main() -> None:
@@ -440,6 +475,7 @@ def main() -> None:
     for command in (scoring, gpu):
         command.add_argument("methods", nargs="+", choices=METHODS)
         command.add_argument("--seeds", type=int, nargs="+", default=[0])
+    gpu.add_argument("--beside", action="store_true", help="learn from the averages of h200_load as well")
     for command, kind in ((scoring, Path), (listing, reading.existing)):
         command.add_argument("--results", type=kind, required=True)
         command.add_argument(

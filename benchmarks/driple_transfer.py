@@ -1,6 +1,7 @@
 """Tailors Driple's network to a setting it has not seen with few runs, beside one that learns from scratch.
 
     python benchmarks/driple_transfer.py [--targets "cpu ps 4" ...] [--seeds 0 1 2] [--shares 0.1 0.2 0.5]
+    python benchmarks/driple_transfer.py --gpu
 
 Scored on unseen families of the target setting, in the folds and units of ``driple.py``, as the mean over the
 distinct figures. Which runs to measure is chosen before any is measured, by a D-optimal design within a share
@@ -12,20 +13,22 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import reading
-from driple import CAMPAIGN, SHOWN, Study, errors, folds, read, remembering
+from driple import CAMPAIGN, H200, H200_FOLDS, SHOWN, Study, errors, folds, read, remembering
 from foretrain.measure.design import d_optimal
+from foretrain.predictors.driple import DriplePredictor
 from foretrain.predictors.driple.cases import Cases, network_module
-from foretrain.predictors.driple.features import TARGETS, Array
+from foretrain.predictors.driple.features import MEANS, TARGETS, TWELVE, Array
 
 TARGET_SETTINGS = ("cpu ps 4", "cpu allreduce 2", "cpu allreduce 4", "cpu ps 1", "cpu ps 2")
 """The first is the one on which the ridge of the transfer, the design and the share of runs were chosen."""
 COLUMNS = [TARGETS.index(name) for name in SHOWN]
+GPU_COLUMNS = [TARGETS.index(name) for name in (*TWELVE, *MEANS)]
 RANDOM_DRAWS, FIFTH = 8, 0.2
 _DESIGN_RIDGE = 0.1
 Result = tuple[float, float, float, int]
@@ -128,6 +131,58 @@ def study_target(study: Study, target: str, seeds: Sequence[int], shares: Sequen
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
+# To and on a GPU
+
+
+def gpu_settings(study: Study, source: Any) -> None:
+    """From CPU workers to a GPU, and from data at hand to loaders, scored on unseen families."""
+    loads = [run.job.workload.training.loader_rate is not None for run in study.runs]
+    everywhere = list(range(len(study.runs)))
+    with_loader = [i for i in everywhere if loads[i]]
+    names = sorted(set(study.families))
+    rows: dict[tuple[str, str, float], list[tuple[float, int]]] = {}
+    for fold in range(H200_FOLDS):
+        apart = set(names[fold::H200_FOLDS])
+        known = [i for i in everywhere if study.families[i] not in apart]
+        cases = study.corrected(known)
+        for target, theirs, before in (
+            ("the H200, from CPU workers", everywhere, source),
+            ("loaders on the H200, from data at hand", with_loader, None),
+        ):
+            mine = [i for i in theirs if i in set(known)]
+            asked = [i for i in theirs if study.families[i] in apart]
+            start = before or _trained(study, cases, [i for i in known if not loads[i]])
+            for how, share, network in _ways(study, cases, start, mine):
+                found = cases.part(asked).figures(network.figures(cases.part(asked).samples()))
+                off = float(np.nanmean(errors(found, study.measured[asked])[:, GPU_COLUMNS]))
+                rows.setdefault((target, how, share), []).append((off, len(asked)))
+    means = {key: np.average(*zip(*found, strict=True)) for key, found in rows.items()}
+    for (target, how, share), error in sorted(means.items()):
+        whole = means[target, "from scratch", 1.0]
+        print(f"| {target} | {how} | {share:.0%} | {error:.4f} | {error / whole:.2f}x |", flush=True)
+
+
+def _trained(study: Study, cases: Cases, rows: Sequence[int]) -> Any:
+    found, _ = network_module().train(
+        cases.part(rows).samples(), [study.families[i] for i in rows], seed=study.seed
+    )
+    return found
+
+
+def _ways(study: Study, cases: Cases, start: Any, mine: list[int]) -> Iterator[tuple[str, float, Any]]:
+    """How it was learned, from which share of the runs, and the network."""
+    transfer = network_module().transfer
+    draw = np.random.default_rng(study.seed)
+    yield "as it is", 0.0, start
+    for number in range(RANDOM_DRAWS // 2):
+        rows = draw.choice(mine, round(FIFTH * len(mine)), replace=False).tolist()
+        yield "transfer, random runs", FIFTH, transfer(start, cases.part(rows).samples())
+        if not number:
+            yield "from scratch", FIFTH, _trained(study, cases, rows)
+    yield "transfer", 1.0, transfer(start, cases.part(mine).samples())
+    yield "from scratch", 1.0, _trained(study, cases, mine)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -135,7 +190,13 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", default=TARGET_SETTINGS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.15, 0.2, 0.5])
+    parser.add_argument("--gpu", action="store_true", help="to the H200, and to loaders there")
     options = parser.parse_args()
+    if options.gpu:
+        source = DriplePredictor().state().networks["cpu"]
+        print("| target | learned | runs | error | to scratch with all |\n|---|---|---|---|---|")
+        gpu_settings(Study(read(H200), remembering()), source)
+        return
     study = Study(read(CAMPAIGN), remembering())
     print(
         "| target | learned | runs | error | to scratch with "

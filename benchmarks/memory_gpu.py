@@ -37,7 +37,7 @@ def measured(task: dict[str, Any], settings: str, events: Path | None, device: s
     import torch
 
     from foretrain.job import Job
-    from foretrain.measure.steps import Stepper, _forget_jobs
+    from foretrain.measure.steps import Stepper, forget_jobs
 
     on_gpu = device == "cuda"
     if on_gpu and settings:
@@ -48,7 +48,7 @@ def measured(task: dict[str, Any], settings: str, events: Path | None, device: s
         stepper()
         del stepper
         if on_gpu and task.get("forget", True):
-            _forget_jobs()
+            forget_jobs()
     if events is not None and on_gpu:
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=3_000_000)
     job = Job.read(task["job"], base=Path(task["base"]))

@@ -20,17 +20,20 @@ from foretrain.evaluate import evaluate
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import QUANTITIES, Job, Run
 from foretrain.measure.resources import Series, twelve_figures
+from foretrain.predictors.base import Table
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.cases import Cases, network_module
 from foretrain.predictors.driple.features import (
     GROUPS,
     MEANS,
+    NETWORK_FIGURES,
     NODE_COLUMNS,
     RESOURCES,
     SETTING_COLUMNS,
     TARGETS,
     TWELVE,
     WHOLE_COLUMNS,
+    certain,
     directed_groups,
     figures_of,
     graph_key,
@@ -41,8 +44,9 @@ from foretrain.predictors.driple.features import (
     unscaled,
     without_network,
 )  # fmt: skip
-from foretrain.predictors.driple.predictor import DriplePredictor, resources
-from foretrain.predictors.driple.whitebox import Use, Whitebox, figures_in
+from foretrain.predictors.driple.predictor import DriplePredictor
+from foretrain.predictors.driple.resources import resource_figures, resources
+from foretrain.predictors.driple.whitebox import GPU_PERIOD_S, Use, Whitebox, figures_in, loaded_bytes
 from foretrain.predictors.seen import workload_key
 
 MODELS = """
@@ -272,6 +276,43 @@ def test_bytes_of_an_interface_are_not_learned_as_those_of_a_rank(folder: Path) 
     assert np.isfinite(unknown[BUSY])
 
 
+def with_loader(one: Job, rate: float, workers: int = 1) -> Job:
+    document = one.to_dict()
+    document["training"] = {**document["training"], "loader_rate": rate, "loader_workers": workers}
+    return Job.read(document, base=one.workload.base)
+
+
+def test_a_device_that_waits_for_its_loader_is_idle_and_receives_each_batch(folder: Path) -> None:
+    gpu = job(folder, device="h200")
+    whitebox = Whitebox(DeletePopPredictor())
+    alone, slow = whitebox.figures(gpu), whitebox.figures(with_loader(gpu, 40.0))
+    names = ("device_utilization_idle_s", "device_utilization", "network_rx_bytes_per_s", "network_rx_peak")
+    idle, busy, received, peak = (TARGETS.index(name) for name in names)
+    assert alone[idle] == 0.0
+    step_s = whitebox.predictor.predict(gpu)["step_time_s"].median
+    assert slow[busy] == pytest.approx(alone[busy] * step_s / 0.2, rel=0.01)
+    assert slow[idle] > 0.2
+    assert slow[received] < alone[received]
+    assert slow[peak] - slow[received] > 0.9 * loaded_bytes(gpu) / GPU_PERIOD_S
+    fast = whitebox.figures(with_loader(gpu, 1e9))
+    assert fast[busy] == pytest.approx(alone[busy], rel=0.01)
+
+
+def test_batches_of_several_workers_come_together(folder: Path) -> None:
+    gpu, whitebox = job(folder, device="h200"), Whitebox(DeletePopPredictor())
+    one, two = (whitebox.figures(with_loader(gpu, 80.0 / n, n)) for n in (1, 2))
+    mean, peak = TARGETS.index("network_rx_bytes_per_s"), TARGETS.index("network_rx_peak")
+    assert two[mean] == pytest.approx(one[mean], rel=0.01)
+    assert two[peak] - two[mean] == pytest.approx(2 * (one[peak] - one[mean]), rel=0.05)
+
+
+def test_only_of_a_lonely_cpu_worker_something_is_certain(folder: Path) -> None:
+    alone = certain(job(folder))
+    assert alone.sum() > certain(with_loader(job(folder), 40.0)).sum() == NETWORK_FIGURES.sum()
+    for other in (job(folder, device="h200"), job(folder, workers=2)):
+        assert not certain(other).any()
+
+
 def test_the_constants_of_the_white_box_follow_the_runs(runs: list[Run]) -> None:
     levels = Whitebox(DeletePopPredictor()).fit(runs).levels
     assert levels.limit_bytes == 1e11
@@ -312,6 +353,23 @@ def test_a_folder_keeps_it_and_fitting_what_was_loaded_is_a_transfer(
     assert abs(after - 0.95) < abs(before - 0.95)
     assert loaded.learned_ is not None
     assert {"cpu allreduce 2", "cpu allreduce 4"} <= loaded.learned_.settings
+
+
+def test_a_transfer_is_checked_on_runs_that_were_left_out(
+    fitted: DriplePredictor, folder: Path, tmp_path: Path
+) -> None:
+    fitted.save(tmp_path)
+    new = [run(job(folder, kind, depth=depth, workers=4), 0.95) for kind in "abcd" for depth in (1, 2)]
+    loaded = DriplePredictor.load(tmp_path).fit([*new, run(job(folder, "e", workers=4), 0.9)])
+    (check,) = loaded.transfers_
+    before, after = check.errors["device_utilization"]
+    assert (check.network, check.runs) == ("cpu", 9)
+    assert after < before
+    words, table = loaded.report()
+    assert "left out in turn, 9 runs" in str(words)
+    assert isinstance(table, Table)
+    assert table.headings[1:] == ("as it was", "tailored")
+    assert table.rows[-1][0] == "mean"
 
 
 def test_a_transfer_leaves_the_body_as_it_was(runs: list[Run]) -> None:
@@ -389,6 +447,14 @@ def test_where_averages_and_a_network_disagree_the_schedule_tells(folder: Path) 
         assert usual.figures[f"{resource}_peak"] >= usual.figures[mean]
         assert (usual.figures[f"{resource}_active_s"] > 0) == (usual.figures[mean] > 0)
     assert set(resources(predictors.get("driple").predict(one)).by.values()) == {"driple"}
+
+
+def test_figures_of_a_job_are_remembered(folder: Path) -> None:
+    one = job(folder, device="h200")
+    figures = resource_figures(one)
+    assert resource_figures(job(folder, device="h200")) is figures
+    assert set(TWELVE) <= set(figures)
+    assert 0 < figures["device_utilization"] <= 1
 
 
 def test_the_package_ships_a_network() -> None:
@@ -472,7 +538,7 @@ def test_what_no_run_had_is_named_and_widens_the_intervals(
     assert any(named in note for note in forecast.assumptions)
     found = forecast["device_utilization"]
     assert found.median == pytest.approx(fitted.figures(other)[BUSY])
-    spread = fitted.state().spread[BUSY]
+    spread = fitted.state().spread["cpu"][BUSY]
     assert found.low <= max(0.0, found.median + 1.4 * spread[1])
     assert found.high >= min(1.0, found.median + 1.4 * spread[2])
     assert found.low <= max(0.0, found.median - (schedule.median - schedule.low)) + 1e-9

@@ -245,10 +245,10 @@ def test_the_allocator_is_set_as_the_job_says(
     document = a_job(tmp_path, **({} if wanted is None else {"allocator": wanted})).to_dict()
     job = Job.read({**document, "cluster": {"device": "h100"}}, base=tmp_path)
     if said is None:
-        steps._check_machine(job, "cuda")
+        steps.check_machine(job, "cuda")
         return
     with pytest.raises(UnsupportedJob, match=said):
-        steps._check_machine(job, "cuda")
+        steps.check_machine(job, "cuda")
 
 
 # The host

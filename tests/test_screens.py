@@ -18,7 +18,7 @@ from foretrain import predictors
 from foretrain.forecast import Forecast
 from foretrain.job import Job
 from foretrain.predictors.driple.features import MEANS, RESOURCES
-from foretrain.predictors.driple.predictor import Resources, resources
+from foretrain.predictors.driple.resources import Resources, resources
 from foretrain.report import figures, to_json
 from foretrain.report.resources import document, panels, resource_table
 from foretrain.report.text import breakdown_table, summary

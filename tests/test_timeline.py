@@ -205,6 +205,18 @@ def test_the_use_of_every_step_adds_up_to_its_busy_time(step: Step, factor: floa
             assert sum(one.by("phase").values()) == pytest.approx(one.device_busy_s)
 
 
+@given(played(), st.floats(0.0, 2.0), st.floats(0.0, 2.0), st.integers(1, 3))
+def test_steps_that_wait_are_as_busy_as_before_and_longer(
+    step: Step, before_s: float, after_s: float, steps: int
+) -> None:
+    if step.time_s > 0:
+        use = StepUse.of(step)
+        waiting = use.waiting(before_s, after_s, steps)
+        assert waiting.time_s == pytest.approx(steps * (before_s + step.time_s) + after_s)
+        busy_s = waiting.busy @ np.diff(waiting.ends_s, prepend=0.0)
+        assert busy_s == pytest.approx(steps * step.device_busy_s)
+
+
 def test_an_empty_step_takes_its_overhead() -> None:
     assert steps.step([], [], [], overhead_s=2.0).time_s == 2.0
 

@@ -131,11 +131,11 @@ def start_up(job: Job, size: ModelSize | None) -> Part:
 
 def paced(job: Job, step_time: Estimate) -> Estimate:
     """The time of a step that has to wait for its samples, where the job says how fast they come."""
-    loading_s = _loading_s(job)
+    loading_s = batch_loading_s(job)
     return step_time if loading_s is None else step_time.at_least(loading_s)
 
 
-def _loading_s(job: Job) -> float | None:
+def batch_loading_s(job: Job) -> float | None:
     """Seconds in which the loaders of all data-parallel ranks deliver a batch."""
     training, ranks = job.workload.training, (job.plan.data or 1)
     if training.loader_rate is None:
@@ -144,7 +144,7 @@ def _loading_s(job: Job) -> float | None:
 
 
 def _waiting(job: Job, step_time: Estimate, steps: int) -> Part | None:
-    loading_s = _loading_s(job)
+    loading_s = batch_loading_s(job)
     if loading_s is None:
         return None
     time_s = step_time.mapped(lambda step_s: steps * max(0.0, loading_s - step_s))
@@ -160,7 +160,7 @@ def _evaluation(job: Job, step_time: Estimate, steps: int, forward_s: float | No
     batches = math.ceil(training.evaluate_samples / training.global_batch)
     share = FORWARD_SHARE if forward_s is None else forward_s / step_time.median
     forward = step_time * share
-    loading_s = _loading_s(job)
+    loading_s = batch_loading_s(job)
     batch = forward if loading_s is None else forward.at_least(loading_s)
     of = "a third of a step" if forward_s is None else "the forward pass"
     of = of if loading_s is None or loading_s <= forward.median else "waiting for data"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ from foretrain.errors import InputError, invalid
 from foretrain.units import parse_seconds
 
 if TYPE_CHECKING:
-    from foretrain.job import Job
+    from foretrain.job import Job, Run
     from foretrain.measure.instances import Instance
     from foretrain.measure.kinds import Kind
     from foretrain.measure.summary import Summary
@@ -152,6 +152,14 @@ def steps(
     out: OutOption,
     device: DeviceOption = "cuda",
     seconds: Annotated[float, typer.Option(help="Time each job's steps for about so long.")] = 0.5,
+    resources: Annotated[
+        bool,
+        typer.Option(
+            "--resources",
+            help="How busy device, memory and the link to the host are, every 10 ms, instead of phases and "
+            "kernels; a job's loader is carried out.",
+        ),
+    ] = False,
     retry_failed: RetryOption = False,
     budget: BudgetOption = None,
     catalog: CatalogOption = None,
@@ -167,7 +175,7 @@ def steps(
     if not 0 < seconds < math.inf:
         raise invalid("--seconds", seconds, "a time above 0")
     jobs, limit_s = list(_jobs(targets, "measure steps")), budget_s(budget)
-    with kept_in(out), progress("jobs") as advance:
+    with kept_in(out), _watching(resources, device, seconds) as measuring, progress("jobs") as advance:
         done = measure_jobs(
             jobs,
             out,
@@ -176,8 +184,23 @@ def steps(
             retry_failed=retry_failed,
             budget_s=limit_s,
             progress=advance,
+            measure=measuring,
         )
     conclude(done, out)
+
+
+@contextmanager
+def _watching(resources: bool, device: str, seconds: float) -> Iterator[Callable[[Job], Run] | None]:
+    """What measures the resources of a job; None where only steps are asked for."""
+    if not resources:
+        yield None
+        return
+    from foretrain.measure.step_resources import Window, measure_resources
+    from foretrain.measure.watching import Watcher
+
+    window = Window(seconds=seconds)
+    with Watcher() if device == "cuda" else nullcontext(Watcher()) as watcher:
+        yield lambda job: measure_resources(job, device=device, watcher=watcher, window=window)
 
 
 @measure.command()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from foretrain.launchers import Launch
     from foretrain.planner.suggest import Suggestion
     from foretrain.predictors.base import Predictor
-    from foretrain.predictors.driple.predictor import Resources
+    from foretrain.predictors.driple.resources import Resources
     from foretrain.predictors.portable import Portable
 
 _ALL = "all"
@@ -240,7 +240,7 @@ def _compare(job: Job, as_json: bool) -> None:
 
 
 def _resources(forecast: Forecast) -> Resources:
-    from foretrain.predictors.driple.predictor import resources
+    from foretrain.predictors.driple.resources import resources
 
     return resources(forecast)
 

@@ -1,11 +1,12 @@
-"""Asks NVIDIA's management library for a GPU's utilisation, memory in use and power, by ctypes alone."""
+"""Asks NVIDIA's management library how busy a GPU, its memory and its link are, by ctypes alone."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from foretrain.errors import InputError
 
@@ -36,6 +37,28 @@ class _Utilization(ctypes.Structure):
 
 class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _GpmSupport(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint), ("supported", ctypes.c_uint))
+
+
+class _GpmMetric(ctypes.Structure):
+    _fields_ = (
+        ("metric", ctypes.c_uint),
+        ("result", ctypes.c_uint),
+        ("value", ctypes.c_double),
+        ("names", ctypes.c_char_p * 3),
+    )
+
+
+class _GpmQuestion(ctypes.Structure):
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("count", ctypes.c_uint),
+        ("samples", ctypes.c_void_p * 2),
+        ("metrics", _GpmMetric * 400),
+    )
 
 
 @functools.cache
@@ -92,3 +115,64 @@ class Gpu:
     def power_w(self) -> float | None:
         answer = self._ask("nvmlDeviceGetPowerUsage", ctypes.c_uint())
         return None if answer is None else float(answer.value) / 1000.0
+
+    def pcie_bytes_per_s(self, *, sent: bool) -> float | None:
+        """What the GPU sent to its host or received from it in the last 20 ms, which the call takes."""
+        answer = ctypes.c_uint()
+        failed = self._nvml.nvmlDeviceGetPcieThroughput(
+            self._handle, ctypes.c_uint(0 if sent else 1), ctypes.byref(answer)
+        )
+        return None if failed else float(answer.value) * 1024.0
+
+
+class Counters:
+    """Hardware counters of a GPU between one reading and the next (Hopper and later): shares of time and
+    bytes per second."""
+
+    METRICS: ClassVar[Mapping[str, int]] = {
+        "graphics": 1,
+        "sm": 2,
+        "occupancy": 3,
+        "tensor": 5,
+        "memory": 10,
+        "pcie_sent": 20,
+        "pcie_received": 21,
+    }
+    """By the numbers that NVML gives them; the first five are percentages, the others MiB per second."""
+    _BYTES, _SHARE = float(1 << 20), 0.01
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._nvml, self._handle = gpu._nvml, gpu._handle
+        support = _GpmSupport(version=1)
+        try:
+            failed = self._nvml.nvmlGpmQueryDeviceSupport(self._handle, ctypes.byref(support))
+        except AttributeError:
+            failed = 1
+        if failed or not support.supported:
+            raise InputError("device: this GPU or its driver has no counters that NVML reads")
+        self._samples = [ctypes.c_void_p(), ctypes.c_void_p()]
+        for sample in self._samples:
+            if self._nvml.nvmlGpmSampleAlloc(ctypes.byref(sample)):
+                raise InputError("device: NVML has no room for the counters of this GPU")
+        if failed := self._nvml.nvmlGpmSampleGet(self._handle, self._samples[0]):
+            raise InputError(f"device: NVML does not tell the counters of this GPU (error {failed})")
+
+    def read(self) -> dict[str, float] | None:
+        """Since the last reading; None where NVML does not tell."""
+        before, now = self._samples
+        if self._nvml.nvmlGpmSampleGet(self._handle, now):
+            return None
+        question = _GpmQuestion(version=1, count=len(self.METRICS))
+        question.samples[0], question.samples[1] = before.value, now.value
+        for place, number in enumerate(self.METRICS.values()):
+            question.metrics[place].metric = number
+        failed = self._nvml.nvmlGpmMetricsGet(ctypes.byref(question))
+        self._samples = [now, before]
+        if failed:
+            return None
+        found = {}
+        for place, name in enumerate(self.METRICS):
+            metric = question.metrics[place]
+            if metric.result == 0:
+                found[name] = metric.value * (self._BYTES if name.startswith("pcie") else self._SHARE)
+        return found

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def measure_step(
     if job.cluster.world_size > 1:
         how = "measure steps runs on one, measure campaign on several"
         raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices; {how}")
-    _check_machine(job, device)
+    check_machine(job, device)
     stepper: Stepper | None = None
     try:
         library, begun = job.workload.model.source, time.perf_counter()
@@ -88,7 +88,7 @@ def measure_step(
     finally:
         stepper = None
         if device == "cuda":
-            _forget_jobs()
+            forget_jobs()
     versions = {**dict(installed_versions(job.workload.model)), **machine(device)}
     provenance = {"source": "foretrain measure steps", **versions, **spread, "first_steps_s": first_s}
     if start and fresh:
@@ -98,7 +98,7 @@ def measure_step(
     return Run(job=job, measured=measured, provenance=provenance)
 
 
-def _forget_jobs() -> None:
+def forget_jobs() -> None:
     """Hand back what earlier jobs of the process hold on the device: tensors that only cycles keep, cuBLAS
     workspaces of their threads, and what the allocator has cached."""
     gc.collect()
@@ -106,8 +106,9 @@ def _forget_jobs() -> None:
     torch.cuda.empty_cache()
 
 
-def _check_machine(job: Job, device: str) -> None:
-    """A run must say what it ran on and how: no other kind of device, no option that is not carried out."""
+def check_machine(job: Job, device: str, done: Collection[str] = ("compile",)) -> None:
+    """A run must say what it ran on and how: no other kind of device, no option that is not carried out but
+    those that are ``done``."""
     check_available(device)
     named = job.cluster.device
     names = f"cluster.device: the job names {named.name!r}"
@@ -116,7 +117,7 @@ def _check_machine(job: Job, device: str) -> None:
     if device == "cuda" and not same_gpu(named.name, here := torch.cuda.get_device_name(0)):
         raise UnsupportedJob(f"{names}, but this machine has {here!r}")
     more = {"servers": 0, "recompute": job.plan.recompute}
-    if (option := not_carried_out(job, plan=more, done=("compile",))) is not None:
+    if (option := not_carried_out(job, plan=more, done=done)) is not None:
         raise UnsupportedJob(f"{option} cannot be measured here")
     wanted, here = job.workload.training.allocator or "", set_in_environment() or ""
     if device == "cuda" and AllocatorSettings.read(wanted) != AllocatorSettings.read(here, VARIABLES[1]):
@@ -327,20 +328,28 @@ def measure_jobs(
     retry_failed: bool = False,
     budget_s: float | None = None,
     progress: Progress = lambda done, total: None,
+    measure: Callable[[Job], Run] | None = None,
 ) -> Summary:
-    """Measure the jobs that ``out`` does not hold yet; each run is on disk before the next begins."""
+    """Measure the jobs that ``out`` does not hold yet; each run is on disk before the next begins.
+
+    ``measure`` makes the run of a job; None for ``measure_step``.
+    """
     check_available(device)
+    measure = measure or functools.partial(_measured_step, device=device, seconds=seconds)
     seen = [job.seen_from(out.parent) for job in jobs]
     todo = Resumed(seen, out, _key, _key_of, retry_failed=retry_failed, progress=progress)
     for job in todo.within(budget_s, todo.wanted):
-        todo.write(_line(job, device, seconds))
+        todo.write(_line(job, measure))
     return todo.summary
 
 
-def _line(job: Job, device: str, seconds: float) -> dict[str, Any]:
+def _measured_step(job: Job, *, device: str, seconds: float) -> Run:
+    return measure_step(job, device=device, seconds=seconds, start=process_start(device))
+
+
+def _line(job: Job, measure: Callable[[Job], Run]) -> dict[str, Any]:
     try:
-        start = process_start(device)
-        return measure_step(job, device=device, seconds=seconds, start=start).to_dict()
+        return measure(job).to_dict()
     except ForetrainError as error:
         return {"job": job.to_dict(), "error": str(error)}
 

@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from foretrain.predictors.driple.features import MEANS, RESOURCES
-from foretrain.predictors.driple.predictor import Resources
-from foretrain.predictors.driple.whitebox import PERIOD_S
+from foretrain.predictors.driple.resources import Resources
 from foretrain.report.tables import table
 from foretrain.units import format_count, format_seconds
 
@@ -23,8 +22,8 @@ HEADINGS = ("resource", "idle for", "active for", "peak", "average", "by")
 DEFINITIONS = {
     "device_utilization": "share of the time with a kernel on the device; of a CPU, of its cores at work",
     "memory_utilization": "share of the device's memory that a rank holds; of a CPU, with its process",
-    "network_rx": "bytes that one rank receives over its links",
-    "network_tx": "bytes that one rank sends over its links",
+    "network_rx": "bytes that one rank receives over its links; a GPU alone, from its host",
+    "network_tx": "bytes that one rank sends over its links; a GPU alone, to its host",
 }
 """What each resource is, whoever measures or forecasts it."""
 
@@ -45,10 +44,11 @@ def resource_table(found: Resources) -> RenderableType:
 
 def definitions(found: Resources) -> list[str]:
     """What the figures are, in words."""
+    window, sampled = format_seconds(found.window_s), format_seconds(found.sampled_s)
     return [
         *(f"{_NAMES[name]}: {words}" for name, words in DEFINITIONS.items()),
         "averages are those of the step; idle and active times are mean stretches, and peaks the mean of"
-        f" theirs, in a window of {format_seconds(found.window_s)} sampled every {format_seconds(PERIOD_S)}",
+        f" theirs, in a window of {window} sampled every {sampled}",
     ]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretrain.duration import duration, start_up
+from foretrain.duration import batch_loading_s, duration, start_up
 from foretrain.forecast import IDLE_POWER, Estimate, Factors, Forecast, RankMemory, fullest_of, whole_training
 from foretrain.graph import PHASES, OpGraph
 from foretrain.graph.opset import SCALED, is_product, waits
@@ -103,7 +103,8 @@ def logged(step: Step) -> RankMemory:
 def _medians(step: Step) -> dict[str, float]:
     job, rank = step.layout.job, logged(step)
     phases = ("forward",) if job.workload.training.mode == "infer" else tuple(step.phases_s)
-    utilization = min(1.0, step.device_busy_s / step.time_s) if step.time_s else 0.0
+    elapsed_s = max(step.time_s, batch_loading_s(job) or 0.0)
+    utilization = min(1.0, step.device_busy_s / elapsed_s) if elapsed_s else 0.0
     rate = memory_rate(step.of_busiest)
     medians = {
         **{f"{phase}_time_s": step.phases_s[phase] for phase in phases},
@@ -111,12 +112,12 @@ def _medians(step: Step) -> dict[str, float]:
         "host_issue_s": step.host_issue_s,
         "kernels": step.kernels,
         "device_utilization": utilization,
-        "memory_busy": min(1.0, step.bytes_moved / (step.time_s * rate)) if step.time_s else 0.0,
+        "memory_busy": min(1.0, step.bytes_moved / (elapsed_s * rate)) if elapsed_s else 0.0,
         "peak_memory_bytes": rank.allocated_bytes,
         "reserved_memory_bytes": rank.reserved_bytes,
     }
     if job.cluster.world_size > 1 or job.plan.servers:
-        rate = step.sent_bytes / step.time_s
+        rate = step.sent_bytes / elapsed_s
         medians |= {"network_tx_bytes_per_s": rate, "network_rx_bytes_per_s": rate}
     powers = [group.device.tdp_w for group in job.cluster.groups]
     if all(powers):

@@ -215,6 +215,19 @@ class StepUse:
     def time_s(self) -> float:
         return float(self.ends_s[-1])
 
+    def waiting(self, before_s: float, after_s: float, steps: int = 1) -> StepUse:
+        """So many steps, the device idle for a while before each and for longer after the last."""
+        length = before_s + self.time_s
+        begun = [
+            number * length + np.concatenate(([before_s], before_s + self.ends_s)) for number in range(steps)
+        ]
+        idle = np.zeros(1)
+        return StepUse(
+            ends_s=np.concatenate([*begun, [steps * length + after_s]]),
+            busy=np.concatenate([*[idle, self.busy] * steps, idle]),
+            sent_bytes_per_s=np.concatenate([*[idle, self.sent_bytes_per_s] * steps, idle]),
+        )
+
     def sampled(self, ends_s: Column) -> tuple[Column, Column]:
         """Mean busy share and rate of samples that end at these times, of steps that follow one another."""
         points = np.concatenate(([0.0], self.ends_s))

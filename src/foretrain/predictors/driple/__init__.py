@@ -1,5 +1,6 @@
 """Driple: a graph network that forecasts how busy device, memory and network are."""
 
 from foretrain.predictors.driple.predictor import DriplePredictor
+from foretrain.predictors.driple.resources import resource_figures
 
-__all__ = ["DriplePredictor"]
+__all__ = ["DriplePredictor", "resource_figures"]

@@ -16,13 +16,12 @@ from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.features import (
-    CERTAIN_ALONE,
     NETWORK_FIGURES,
     TARGETS,
     Array,
     Groups,
+    certain,
     directed_groups,
-    exchanges,
     graph_key,
     reference_groups,
     scaled,
@@ -46,8 +45,8 @@ class Cases:
     settings: Array
     schedule: Array
     """The white-box figures of each job, scaled; no columns in the reference."""
-    silent: np.ndarray[Any, np.dtype[np.bool_]]
-    """Jobs in which nothing goes over the network."""
+    certain: np.ndarray[Any, np.dtype[np.bool_]]
+    """For each job, the figures that the schedule knows for certain."""
     measured: Array
     """The figures of each run; not a number for a job that has not run."""
 
@@ -72,7 +71,7 @@ class Cases:
             graph_of=np.array([places[key] for key in keys], dtype=np.int64),
             settings=np.array(settings).reshape(len(jobs), -1),
             schedule=np.array(schedule).reshape(len(jobs), -1),
-            silent=np.array([not exchanges(job) for job in jobs]),
+            certain=np.array([certain(job) for job in jobs]).reshape(len(jobs), -1),
             measured=np.stack(measured)
             if measured is not None
             else np.full((len(jobs), len(TARGETS)), np.nan),
@@ -83,7 +82,7 @@ class Cases:
         index = np.array(rows, dtype=np.int64)
         columns = {
             name: getattr(self, name)[index]
-            for name in ("graph_of", "settings", "schedule", "silent", "measured")
+            for name in ("graph_of", "settings", "schedule", "certain", "measured")
         }
         return Cases(graphs=self.graphs, **columns)
 
@@ -91,25 +90,23 @@ class Cases:
         """What a network learns: in the reference the scaled figures themselves, else how far they lie from
         the schedule's.
 
-        Where nothing goes over the network there is nothing to learn of it.
+        Of an idle network there is nothing to learn.
         """
         targets = scaled(self.measured)
         if self.schedule.shape[1]:
             targets = targets - self.schedule
-            targets[np.ix_(self.silent, NETWORK_FIGURES)] = np.nan
+            targets[self.certain & NETWORK_FIGURES] = np.nan
         found: Samples = network_module().Samples(
             graphs=self.graphs, graph_of=self.graph_of, settings=self.settings, targets=targets
         )
         return found.part(range(len(self.graph_of)))
 
     def figures(self, learned: Array) -> Array:
-        """Figures from what a network says of these jobs; where nothing is exchanged, the schedule knows when
-        the device waits."""
+        """Figures from what a network says of these jobs, but for those that the schedule knows."""
         if not self.schedule.shape[1]:
             return unscaled(learned)
         found = unscaled(self.schedule + learned)
-        certain = np.ix_(self.silent, CERTAIN_ALONE)
-        found[certain] = unscaled(self.schedule)[certain]
+        found[self.certain] = unscaled(self.schedule)[self.certain]
         return found
 
 

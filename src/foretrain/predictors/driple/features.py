@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.cluster import Link
+from foretrain.duration import batch_loading_s
 from foretrain.errors import ForetrainError, UnsupportedJob
 from foretrain.graph import CATEGORIES, PHASES, Operator, OpGraph
 from foretrain.job import Job, Run
@@ -110,16 +111,32 @@ def exchanges(job: Job) -> bool:
     return job.cluster.world_size > 1 or bool(job.plan.servers)
 
 
+def over_host_link(job: Job) -> bool:
+    """Whether the network's figures are those of a GPU's link to its host, as nothing else is exchanged."""
+    return not exchanges(job) and not job.cluster.device.is_cpu
+
+
+def certain(job: Job) -> npt.NDArray[np.bool_]:
+    """The figures that the schedule knows for certain: those of an idle network, and the spans of CPU cores
+    that wait for nobody."""
+    silent = not exchanges(job) and not over_host_link(job)
+    alone = silent and job.workload.training.loader_rate is None
+    return CERTAIN_ALONE if alone else NETWORK_FIGURES & silent
+
+
 SETTING_COLUMNS = (
     *("log workers", "several workers", "parameter servers", "parameter servers x log workers"),
     *("several nodes", "GPU", "log cores", "log FLOP/s", "log memory bandwidth", "log link bandwidth"),
     *("log batch per worker", "log compute time", "log memory time"),
     *("log exchange time", "log exchange over compute", "log parameters x servers", "log window"),
+    *("data loader", "log loading over compute", "log loader workers"),
 )
 _LEAST_S = 1e-6
 """Of the times in these columns: shorter ones count as this long, so that none at all has a logarithm."""
 _SHORT_STEP_S = 0.17
 """Three steps of less than this are shorter than the half second that is watched at the least."""
+_LEAST_LOADING = math.exp(-3.0)
+"""Of the time of the step: a batch that is there sooner, or at once, counts as this long to load."""
 
 
 def setting_columns(job: Job, graph: OpGraph) -> Array:
@@ -135,6 +152,7 @@ def setting_columns(job: Job, graph: OpGraph) -> Array:
     log_workers = math.log(workers)
     sizes = (max(device.cores or 1, 1), rate, bandwidth, link, job.micro_batch)
     times_s = (max(compute_s, _LEAST_S), max(memory_s, _LEAST_S), exchange_s)
+    loading = (batch_loading_s(job) or 0.0) / (busy_s + exchange_s)
     return np.array(
         [
             *(log_workers, float(workers > 1), servers, servers * log_workers),
@@ -142,6 +160,9 @@ def setting_columns(job: Job, graph: OpGraph) -> Array:
             *(math.log(size) for size in (*sizes, *times_s, exchange_s / busy_s)),
             servers * math.log(parameters),
             max(0.0, math.log(_SHORT_STEP_S / (busy_s + exchange_s))),
+            float(job.workload.training.loader_rate is not None),
+            math.log(max(loading, _LEAST_LOADING)),
+            math.log(job.workload.training.loader_workers or 1),
         ]
     )
 

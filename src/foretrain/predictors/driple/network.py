@@ -60,6 +60,8 @@ class Schedule:
 
 SCHEDULES = {"improved": Schedule(epochs=150, patience=40, rates=(5e-3,), decay=1e-2)}
 REFERENCE_SCHEDULE = Schedule(epochs=40, patience=12, rates=(3e-3, 1e-3, 1e-2), decay=1e-6, batch=12)
+_CHECKS = 5
+"""Parts in which the runs of a transfer are left out in turn."""
 _RIDGE, _RIDGE_OF_OFFSET = 1.0, 4.0
 """How strongly a transfer is held to where it started, in runs; columns have length one."""
 
@@ -315,6 +317,15 @@ def transfer(network: Network, samples: Samples) -> Network:
     """
     with one_thread(), torch.no_grad():
         return Network(tuple(_tailored(copy.deepcopy(member).eval(), samples) for member in network.members))
+
+
+def transfer_left_out(network: Network, samples: Samples, groups: Sequence[str]) -> Array:
+    """The figures of each run by a network that was tailored to the runs of other groups."""
+    found = np.full(samples.targets.shape, np.nan)
+    for part in _parts(groups, _CHECKS, 0):
+        known = sorted(set(range(len(samples))) - set(part))
+        found[part] = transfer(network, samples.part(known)).figures(samples.part(part))
+    return found
 
 
 def _tailored(member: Member, samples: Samples) -> Member:

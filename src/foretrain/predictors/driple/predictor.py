@@ -14,24 +14,21 @@ import numpy as np
 
 from foretrain.architectures import family
 from foretrain.capture import capture_job
-from foretrain.errors import ForetrainError, InputError, UnsupportedJob, invalid
+from foretrain.errors import InputError, UnsupportedJob, invalid
 from foretrain.estimate import SHARES
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Benefit, take_runs
+from foretrain.predictors.base import Benefit, Progress, Report, take_runs
 from foretrain.predictors.blackbox import check_data_parallel
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.cases import Cases, deletepop, network_module
 from foretrain.predictors.driple.features import (
-    MEANS,
     NETWORK,
     NETWORK_FIGURES,
     NODE_COLUMNS,
-    RESOURCES,
     SETTING_COLUMNS,
     SPANS,
     TARGETS,
-    TWELVE,
     WHOLE_COLUMNS,
     Array,
     exchanges,
@@ -40,9 +37,13 @@ from foretrain.predictors.driple.features import (
     setting_of,
     unscaled,
 )  # fmt: skip
-from foretrain.predictors.driple.whitebox import THRESHOLD, Levels, Use, Whitebox, figures_in
+from foretrain.predictors.driple.transfers import TransferCheck
+from foretrain.predictors.driple.whitebox import (
+    Levels,
+    Whitebox,
+    rank_link_bytes_per_s,
+)
 from foretrain.predictors.neural import NeuralPredictor
-from foretrain.predictors.physics import link_bytes_per_s
 from foretrain.predictors.seen import DATA_NUMBERS, NUMBERS, SETTINGS, Numbers, Seen
 from foretrain.units import format_count
 
@@ -52,15 +53,10 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parent / "fitted"
 _SCHEDULES = "schedules"
 """The folder beside ``predictor.json`` with the operator models, when they are not those of the package."""
+_ENOUGH = 8
+"""Runs of a transfer from which on its intervals are those of its left-out runs."""
 _FEW = 4
 """Families below which intervals cannot be learned; they are then as wide as this many tenths of a figure."""
-_DRAWN_STEPS = 3
-_GROUPS = (RESOURCES[:1], RESOURCES[1:2], RESOURCES[2:])
-"""Resources whose figures come from one and the same: what is received is what others sent."""
-_NEARLY = 0.98
-"""Of an average: learned spans and peaks that cannot make up so much belong to another step."""
-_THROUGHOUT = 0.9
-"""Of the window: a resource that has no time to be idle and is active for less belongs to another step."""
 _RATES = tuple(name for name, is_rate in zip(TARGETS, NETWORK, strict=True) if is_rate)
 """Figures in bytes per second, which no link carries more of than it can."""
 _SPANS = tuple(name for name, is_span in zip(TARGETS, SPANS, strict=True) if is_span)
@@ -82,9 +78,9 @@ class Learned:
     """For each device, the figures that its runs had."""
     seen: Mapping[str, Seen]
     """The settings and numbers of the runs of each network."""
-    spread: Array
-    """For each figure, how far runs lay from forecasts that had not seen their family, in scaled units:
-    ``SHARES``."""
+    spread: Mapping[str, Array]
+    """Of each network, for each figure, how far runs lay from forecasts that had not seen their family, in
+    scaled units: ``SHARES``."""
 
 
 @final
@@ -111,13 +107,15 @@ class DriplePredictor(NeuralPredictor[Learned]):
             raise invalid("mode", mode, "improved or reference")
         self.mode, self.kind, self.seed, self.learned_, self.schedules = mode, kind, seed, learned, schedules
         self._transfers = learned is not None
+        self.transfers_: list[TransferCheck] = []
         self.fresh = learned is None and mode == "improved"
 
     def predict(self, job: Job) -> Forecast:
         learned, figures = self.state(), self.figures(job)
+        known_spread = learned.spread[self._network_of(job)]
         whitebox = Whitebox(self._schedules(), learned.levels)
         notes, wider = self._unseen(job)
-        link = link_bytes_per_s(job) if exchanges(job) else math.inf
+        link = rank_link_bytes_per_s(job)
         if (highest := np.nanmax(figures[NETWORK], initial=0.0)) > link:
             known = NETWORK_FIGURES & np.isfinite(figures)
             figures[known] = whitebox.figures(job)[known]
@@ -126,11 +124,11 @@ class DriplePredictor(NeuralPredictor[Learned]):
                 f"network: those of the schedule; driple's network says {said}, which is more than the "
                 f"{carried} of the links of a rank"
             )
-        values, spread = scaled(figures), learned.spread * wider
+        values, spread = scaled(figures), known_spread * wider
         if wider > 1:
             spread = _no_narrower(spread, self._schedules().predict(job).quantities)
         if not exchanges(job):
-            spread[NETWORK_FIGURES] = learned.spread[NETWORK_FIGURES]
+            spread[NETWORK_FIGURES] = known_spread[NETWORK_FIGURES]
         quantities = {
             name: _estimate(i, values, spread[i])
             for i, name in enumerate(TARGETS)
@@ -216,13 +214,27 @@ class DriplePredictor(NeuralPredictor[Learned]):
     def _transfer(
         self, data: Cases, kin: Sequence[str], keys: Sequence[str]
     ) -> tuple[dict[str, Network], Array]:
+        """Tailored networks; the figures of each run by one that was tailored without its family (or, where
+        all are of one, without it)."""
         network, before = network_module(), self.state()
         networks = dict(before.networks)
         held_out = np.full((len(kin), len(TARGETS)), np.nan)
+        self.transfers_ = []
         for key, rows in _rows_by(keys).items():
             start = before.networks.get(key) or next(iter(before.networks.values()))
-            held_out[rows] = start.figures(data.part(rows).samples())
-            networks[key] = network.transfer(start, data.part(rows).samples())
+            here = data.part(rows)
+            networks[key] = network.transfer(start, here.samples())
+            families = [kin[i] for i in rows]
+            groups = families if len(set(families)) > 1 else [str(i) for i in rows]
+            if len(rows) > 1:
+                found = network.transfer_left_out(start, here.samples(), groups)
+            else:
+                found = start.figures(here.samples())
+            held_out[rows] = found
+            as_it_was = here.figures(start.figures(here.samples()))
+            self.transfers_.append(
+                TransferCheck.of(key, len(rows), as_it_was, here.figures(found), here.measured)
+            )
         return networks, held_out
 
     def _keep(
@@ -235,7 +247,7 @@ class DriplePredictor(NeuralPredictor[Learned]):
     ) -> None:
         before = self.learned_ if self._transfers else None
         residuals = scaled(data.measured) - scaled(held_out)
-        spread = _spread(residuals) if before is None else before.spread
+        spread: dict[str, Array] = dict(before.spread) if before else {}
         measured: dict[str, tuple[str, ...]] = dict(before.measured) if before else {}
         devices = np.array([run.job.cluster.device.name for run in runs])
         for device in sorted(set(devices.tolist())):
@@ -247,6 +259,8 @@ class DriplePredictor(NeuralPredictor[Learned]):
         seen: dict[str, Seen] = dict(before.seen) if before else {}
         for key, rows in _rows_by([self._network_of(run.job) for run in runs]).items():
             seen[key] = _seen([runs[i].job for i in rows], seen.get(key))
+            if key not in spread or len(rows) >= _ENOUGH:
+                spread[key] = _spread(residuals[rows])
         self.learned_ = Learned(
             networks=networks, levels=levels, settings=settings, measured=measured, seen=seen, spread=spread
         )
@@ -255,12 +269,16 @@ class DriplePredictor(NeuralPredictor[Learned]):
         errors = [
             float(np.nanmean(np.abs(guess - data.measured[:, busy]))) for guess in (mean, held_out[:, busy])
         ]
-        if before is not None:  # no run was left out: what is known is how far the network was off as it came
-            self.benefits_ = {"device_utilization": Benefit(runs=len(runs), error_before=errors[1])}
-        elif all(map(math.isfinite, errors)):
+        if before is None and all(map(math.isfinite, errors)):
             self.benefits_ = {
                 "device_utilization": Benefit(runs=len(runs), error_before=errors[0], error_after=errors[1])
             }
+
+    def report(self, progress: Progress = lambda done, total: None) -> Report:
+        """What a transfer was worth on runs that were left out; else what learning was."""
+        if not self.transfers_:
+            return super().report(progress)
+        return [part for check in self.transfers_ for part in check.told()]
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         """The networks are forgotten until ``fit``; the schedules are then those of operators learned without
@@ -288,7 +306,7 @@ class DriplePredictor(NeuralPredictor[Learned]):
             "settings": sorted(learned.settings),
             "measured": {device: list(names) for device, names in learned.measured.items()},
             "seen": {key: seen.to_dict() for key, seen in learned.seen.items()},
-            "spread": learned.spread.tolist(),
+            "spread": {key: spread.tolist() for key, spread in learned.spread.items()},
             "columns": _columns(self.mode),
         }  # fmt: skip
 
@@ -305,119 +323,11 @@ class DriplePredictor(NeuralPredictor[Learned]):
             settings=frozenset(document["settings"]),
             measured={device: tuple(names) for device, names in document["measured"].items()},
             seen={key: Seen.from_dict(seen) for key, seen in document["seen"].items()},
-            spread=np.array(document["spread"], dtype=np.float64),
+            spread={key: np.array(one, dtype=np.float64) for key, one in document["spread"].items()},
         )
         own = document.get("own_schedules", False)
         schedules = DeletePopPredictor.load(folder / _SCHEDULES) if own else None
         return cls(document["mode"], document["kind"], learned=learned, schedules=schedules)
-
-
-# The best there is
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Resources:
-    """The figures of a job, who gave each, and the resources over a few steps."""
-
-    figures: Mapping[str, float]
-    """By the names in ``TARGETS``; idle and active spans in seconds."""
-    by: Mapping[str, str]
-    window_s: float
-    steps: Use
-    """A few steps as the schedule has them."""
-    drawn_steps: int = _DRAWN_STEPS
-
-
-def resources(forecast: Forecast) -> Resources:
-    """The resources of a forecast job, averages as it has them.
-
-    Spans and peaks are those of the forecast where it gives them; else of the network that the package ships
-    where it has learned them on this device and they agree with the averages; else of the forecast's
-    schedule, or of DeletePop's where it has none.
-    """
-    job, shipped = forecast.job, deletepop()
-    inside = forecast if forecast.step is not None else shipped.predict(job)
-    whitebox = Whitebox(shipped)
-    learned = np.full(len(TARGETS), math.nan)
-    try:
-        predictor = DriplePredictor()
-        whitebox.levels = predictor.state().levels
-        learned = predictor.figures(job)
-    except ForetrainError:
-        pass  # the schedule answers alone, as ``by`` says
-    window = whitebox.use(inside)
-    window_s = window.period_s * len(window.values["network_tx"])
-    given = {name: one.median for name, one in forecast.quantities.items() if name in TARGETS}
-    sources = (
-        (forecast.predictor, given),
-        (DriplePredictor.name, _in_seconds(learned, window_s)),
-        (inside.predictor, _in_seconds(figures_in(window), window_s)),
-    )
-    link = link_bytes_per_s(job)
-    figures: dict[str, float] = {}
-    by: dict[str, str] = {}
-    for group in _GROUPS:
-        means = [mean for resource, mean in zip(RESOURCES, MEANS, strict=True) if resource in group]
-        twelve = [name for name in TWELVE if name.startswith(group)]
-        for names in (means, twelve):
-            giver, known = next(
-                (giver, known)
-                for giver, known in sources
-                if known is sources[-1][1]
-                or (
-                    all(name in known for name in names)
-                    and _agree(group, {**known, **figures}, names, window, link)
-                )
-            )
-            figures |= {name: known[name] for name in names}
-            by |= dict.fromkeys(names, giver)
-        for resource, mean in zip(group, means, strict=True):
-            peak = figures[f"{resource}_peak"]
-            most = link if resource.startswith("network") else 1.0
-            figures[f"{resource}_peak"] = max(min(peak, most), figures[mean])
-            idle, active = f"{resource}_idle_s", f"{resource}_active_s"
-            if figures[mean] > 0 and _throughout(figures[idle], figures[active], window):
-                figures[idle], figures[active] = 0.0, window_s
-    return Resources(
-        figures=figures,
-        by=by,
-        window_s=window_s,
-        steps=whitebox.use(inside, _DRAWN_STEPS, _DRAWN_STEPS * 100),
-    )
-
-
-def _agree(
-    group: Sequence[str], known: Mapping[str, float], names: Sequence[str], window: Use, link: float
-) -> bool:
-    """Whether idle times, active times and peaks can be those of resources with these averages, over this
-    link."""
-    if not set(names) <= set(TWELVE):
-        return True
-    window_s = window.period_s * len(window.values["network_tx"])
-    for resource in group:
-        mean = known[MEANS[RESOURCES.index(resource)]]
-        idle, active, peak = (known[f"{resource}_{figure}"] for figure in ("idle_s", "active_s", "peak"))
-        most = peak * (active + THRESHOLD * idle) / ((active + idle) or 1.0)
-        if most < _NEARLY * mean or (active > 0) != (mean > 0):
-            return False
-        if resource.startswith("network") and peak > link / _NEARLY:
-            return False
-        nearly = active >= _THROUGHOUT * window_s and idle <= (1 - _THROUGHOUT) * window_s
-        if mean > 0 and _throughout(idle, active, window) and not nearly:
-            return False
-    return True
-
-
-def _throughout(idle_s: float, active_s: float, window: Use) -> bool:
-    """Whether there is no room for idle spans: shorter than a sample, or more than active ones leave."""
-    window_s = window.period_s * len(window.values["network_tx"])
-    return idle_s < window.period_s / 2 or idle_s + active_s > window_s * (1 + 1e-9)
-
-
-def _in_seconds(figures: Array, window_s: float) -> dict[str, float]:
-    """The figures that are known, by name; spans in seconds."""
-    values = np.where(SPANS, figures * window_s, figures)
-    return {name: value for name, value in zip(TARGETS, values.tolist(), strict=True) if math.isfinite(value)}
 
 
 # What was seen

@@ -6,10 +6,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from foretrain.capture import capture_job
+from foretrain.duration import batch_loading_s, paced
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
@@ -19,13 +21,25 @@ from foretrain.predictors.driple.features import (
     TARGETS,
     TWELVE,
     Array,
+    exchanges,
     figures_of,
+    graph_key,
+    over_host_link,
 )
+from foretrain.predictors.physics import link_bytes_per_s
+from foretrain.step.passes import host_link_bytes_per_s
 from foretrain.step.timeline import StepUse
 
-PERIOD_S = 0.05
+CPU_PERIOD_S, GPU_PERIOD_S = 0.05, 0.01
+"""Of the samples, as ``measure campaign`` and ``measure steps --resources`` take them."""
 THRESHOLD = 0.1
+COPY_BYTES, REQUEST_BYTES = 1.067, 0.064
+"""Bytes over PCIe to the device, and back to ask for them, per byte that is copied to it."""
+_SIZEABLE_BYTES, _BOUND = 5e6, 0.8
+"""Batches whose handing over can be told from noise, and the share of the pace at which loaders set it."""
 WINDOW_S, FEWEST_STEPS = 0.5, 3
+_OVER_TIME = np.isin(TARGETS, (MEANS[0], *MEANS[2:], "memory_busy"))
+"""Averages of what a step does, which a longer step has less of."""
 """The window that the figures are of: as many steps as fill the time, but a few at least; as a campaign
 measures it."""
 _FLOORS = {"device_utilization": 0.02, "memory_utilization": 0.0, "network_rx": 20e3, "network_tx": 20e3}
@@ -33,13 +47,25 @@ _FLOORS = {"device_utilization": 0.02, "memory_utilization": 0.0, "network_rx": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """What a forecast does not tell of a CPU worker: what its process holds beside its tensors."""
+    """What a forecast does not tell: what a process holds beside its tensors, on a CPU and on a GPU, and what
+    goes over the link to a GPU beside batches. Figures of a GPU are those of ``data/h200_resources``."""
 
     process_bytes: float = 350e6
     tensors: float = 1.3
     """Resident bytes for each allocated one."""
     limit_bytes: float | None = None
     """What memory utilisation is a share of; None for the device's memory."""
+    context_bytes: float = 880e6
+    """Of a GPU, that a process holds beside its tensors."""
+    launch_received_bytes: float = 2500.0
+    """Over a GPU's link with each kernel."""
+    launch_sent_bytes: float = 450.0
+    idle_received_bytes_per_s: float = 3.6e6
+    """Over the link of a GPU that does nothing."""
+    idle_sent_bytes_per_s: float = 4.6e6
+    handing_s_per_byte: float = 0.5e-9
+    """What it delays a step that batches are taken over from the workers of a loader and pinned, in the
+    process that issues the kernels."""
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -63,20 +89,40 @@ class Whitebox:
 
     def figures(self, job: Job) -> Array:
         """As ``TARGETS`` names them; spans as shares of the window."""
-        return figures_in(self.use(self.predictor.predict(job)))
+        forecast = self.predictor.predict(job)
+        found = figures_in(self.use(forecast))
+        found[_OVER_TIME] *= self._handed_share(forecast)
+        return found
 
     def use(self, forecast: Forecast, steps: int | None = None, samples: int | None = None) -> Use:
         """The resources over a measuring window, or over so many steps in so many samples."""
-        step = _step_use(forecast)
-        window = (steps or _steps_in_window(step.time_s)) * step.time_s
-        samples = samples or max(1, round(window / PERIOD_S))
-        busy, rate = step.sampled(np.linspace(0.0, window, samples + 1)[1:])
-        values = (busy, np.full(samples, self.held(forecast)), rate, rate)
+        job = forecast.job
+        step, feeding = self._fed(_step_use(forecast), job)
+        each_s = step.time_s / feeding.steps
+        turns = math.ceil(_steps_in_window(each_s) / feeding.steps)
+        window = (steps or turns * feeding.steps) * each_s
+        samples = samples or max(1, round(window / period_s(job)))
+        ends_s = np.linspace(0.0, window, samples + 1)[1:]
+        busy, sent = step.sampled(ends_s)
+        received = sent
+        if over_host_link(job):
+            received, sent = self._host_link(feeding.copies.sampled(ends_s)[1], forecast, each_s)
+        values = (busy, np.full(samples, self.held(forecast)), received, sent)
         read = forecast.quantities.get("memory_busy")
         return Use(
             period_s=window / samples,
             values=dict(zip(RESOURCES, values, strict=True)),
             memory_busy=math.nan if read is None else read.median,
+        )
+
+    def _host_link(self, copied: Array, forecast: Forecast, each_s: float) -> tuple[Array, Array]:
+        """What a GPU receives from its host and sends to it: batches, and what comes with kernels."""
+        launches = forecast.quantities.get("kernels")
+        launched = 0.0 if launches is None else launches.median / each_s
+        known = self.levels
+        return (
+            COPY_BYTES * copied + known.idle_received_bytes_per_s + known.launch_received_bytes * launched,
+            REQUEST_BYTES * copied + known.idle_sent_bytes_per_s + known.launch_sent_bytes * launched,
         )
 
     def held(self, forecast: Forecast) -> float:
@@ -87,23 +133,59 @@ class Whitebox:
             return min(1.0, (self.levels.process_bytes + tensors) / limit)
         fullest = forecast.fullest
         assert fullest is not None
-        return min(1.0, fullest.median / forecast.memory_capacity_bytes)
+        return min(1.0, (self.levels.context_bytes + fullest.median) / forecast.memory_capacity_bytes)
 
     def window_s(self, job: Job) -> Estimate:
         """How long the measuring window is that the figures are of."""
-        step_time = self.predictor.predict(job)["step_time_s"]
+        step_time = paced(job, self.predictor.predict(job)["step_time_s"] + self._handing_s(job))
         return step_time * _steps_in_window(step_time.median)
 
+    def _handed_share(self, forecast: Forecast) -> float:
+        """Of the pace without it, what is left where batches are handed over: the host issues kernels later
+        now and then, in stretches that are shorter than a sample."""
+        step_s, loading_s = forecast["step_time_s"].median, batch_loading_s(forecast.job) or 0.0
+        slowed_s = step_s + self._handing_s(forecast.job)
+        return max(step_s, loading_s) / max(slowed_s, loading_s) if step_s else 1.0
+
+    def _handing_s(self, job: Job) -> float:
+        if job.workload.training.loader_rate is None or job.cluster.device.is_cpu:
+            return 0.0
+        return self.levels.handing_s_per_byte * loaded_bytes(job)
+
+    def _fed(self, step: StepUse, job: Job) -> tuple[StepUse, Feeding]:
+        """Steps as a loader lets them run. Its workers begin together, so their batches come together."""
+        loading_s = batch_loading_s(job)
+        if loading_s is None:
+            return step, Feeding(1, StepUse.even(step.time_s, 0.0, 0.0))
+        link = host_link_bytes_per_s(job.cluster)
+        copying_s = 0.0 if job.cluster.device.is_cpu else loaded_bytes(job) / link
+        waiting_s = max(0.0, loading_s - step.time_s - copying_s)
+        together = (job.workload.training.loader_workers or 1) if waiting_s else 1
+        copies = StepUse(
+            ends_s=np.array([copying_s, copying_s + step.time_s]),
+            busy=np.zeros(2),
+            sent_bytes_per_s=np.array([link, 0.0]),
+        )
+        return (
+            step.waiting(copying_s, together * waiting_s, together),
+            Feeding(together, copies.waiting(0.0, together * waiting_s, together)),
+        )
+
     def fit(self, runs: Sequence[Run]) -> Self:
-        """Find what processes hold; the schedule itself stays as it is."""
-        known = [
-            (run, figures)
-            for run in runs
-            if (figures := figures_of(run)) is not None and run.job.cluster.device.is_cpu
-        ]
-        if known:
-            allocated = [self.predictor.predict(run.job)["peak_memory_bytes"].median for run, _ in known]
-            self.levels = _with_memory(self.levels, known, allocated)
+        """Find what processes hold and what goes over a GPU's link; the schedule itself stays as it is."""
+        known = [(run, figures) for run in runs if (figures := figures_of(run)) is not None]
+        on_cpu = [(run, figures) for run, figures in known if run.job.cluster.device.is_cpu]
+        if on_cpu:
+            allocated = [self.predictor.predict(run.job)["peak_memory_bytes"].median for run, _ in on_cpu]
+            self.levels = _with_memory(self.levels, on_cpu, allocated)
+        self.levels = _with_gpu(
+            self.levels,
+            [
+                (run, figures, self.predictor.predict(run.job))
+                for run, figures in known
+                if over_host_link(run.job) and "pace_s" in run.provenance
+            ],
+        )
         return self
 
 
@@ -116,6 +198,33 @@ def _step_use(forecast: Forecast) -> StepUse:
         forecast["device_utilization"].median,
         0.0 if sent is None else sent.median,
     )
+
+
+def period_s(job: Job) -> float:
+    """Of the samples of a job's resources."""
+    return CPU_PERIOD_S if job.cluster.device.is_cpu else GPU_PERIOD_S
+
+
+def rank_link_bytes_per_s(job: Job) -> float:
+    """What the network's figures of a rank may reach: the rate of its links, or of the link to its host."""
+    if over_host_link(job):
+        return host_link_bytes_per_s(job.cluster)
+    return link_bytes_per_s(job) if exchanges(job) else math.inf
+
+
+class Feeding(NamedTuple):
+    """How batches come: so many steps follow one another, then all wait."""
+
+    steps: int
+    copies: StepUse
+    """What a GPU receives from its host, as bytes that are sent."""
+
+
+def loaded_bytes(job: Job) -> float:
+    """Of a rank's batch as its loader hands it on, numbers in fp32 whatever the model computes in."""
+    held = sum(buffer.size_bytes for buffer in capture_job(job).buffers if buffer.category == "inputs")
+    halved = job.workload.training.precision in ("bf16", "fp16") and job.workload.training.sequence is None
+    return float(held * (2 if halved else 1))
 
 
 def _steps_in_window(step_time_s: float) -> int:
@@ -175,4 +284,44 @@ def _with_memory(
     (process, tensors), *_ = np.linalg.lstsq(
         rows[kept] / measured[kept, None], np.ones(int(kept.sum())), rcond=None
     )
-    return Levels(process_bytes=max(0.0, float(process)), tensors=max(0.0, float(tensors)), limit_bytes=limit)
+    held = {"process_bytes": max(0.0, float(process)), "tensors": max(0.0, float(tensors))}
+    return dataclasses.replace(levels, **held, limit_bytes=limit)
+
+
+def _with_gpu(levels: Levels, known: Sequence[tuple[Run, Array, Forecast]]) -> Levels:
+    """By medians over runs of single GPUs."""
+    held, received, sent = (
+        TARGETS.index(name)
+        for name in ("memory_utilization", "network_rx_bytes_per_s", "network_tx_bytes_per_s")
+    )
+    contexts, launches, handing = [], [], []
+    alone_s = {
+        graph_key(run.job): run.provenance["pace_s"]
+        for run, _, _ in known
+        if run.job.workload.training.loader_rate is None
+    }
+    for run, figures, forecast in known:
+        pace_s, loading_s, fullest = run.provenance["pace_s"], batch_loading_s(run.job), forecast.fullest
+        assert fullest is not None
+        contexts.append(figures[held] * forecast.memory_capacity_bytes - fullest.median)
+        per_launch = pace_s / forecast["kernels"].median
+        if loading_s is None:
+            launches.append(
+                (
+                    (figures[received] - levels.idle_received_bytes_per_s) * per_launch,
+                    (figures[sent] - levels.idle_sent_bytes_per_s) * per_launch,
+                )
+            )
+            continue
+        usual_s, size = alone_s.get(graph_key(run.job)), loaded_bytes(run.job)
+        if usual_s is not None and size > _SIZEABLE_BYTES and loading_s < _BOUND * pace_s:
+            handing.append((pace_s - usual_s) / size)
+    found = {}
+    if contexts:
+        found["context_bytes"] = max(0.0, float(np.nanmedian(contexts)))
+    if launches:
+        both = np.nanmedian(np.array(launches), axis=0)
+        found["launch_received_bytes"], found["launch_sent_bytes"] = np.maximum(both, 0.0).tolist()
+    if handing:
+        found["handing_s_per_byte"] = max(0.0, float(np.median(handing)))
+    return dataclasses.replace(levels, **found)
