@@ -15,7 +15,7 @@ from foretrain.cluster import Link
 from foretrain.errors import ForetrainError, UnsupportedJob
 from foretrain.graph import CATEGORIES, PHASES, Operator, OpGraph
 from foretrain.job import Job, Run
-from foretrain.predictors.predictddl.features import family_of
+from foretrain.predictors.predictddl.families import family_of
 
 Array = npt.NDArray[np.float64]
 

@@ -24,7 +24,7 @@ from torch_geometric.nn import global_mean_pool
 
 from foretrain.errors import InputError
 from foretrain.predictors.neural import one_thread, read_weights, write_weights
-from foretrain.predictors.predictddl.features import KINDS, SHAPES, TARGETS, Primitives, cost_targets
+from foretrain.predictors.predictddl.primitives import KINDS, SHAPES, TARGETS, Primitives, cost_targets
 from foretrain.predictors.predictddl.random import Layer, Sketch
 
 FORMAT = "foretrain-predictddl-embedding/2"

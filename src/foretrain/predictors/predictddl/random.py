@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretrain.predictors.predictddl.features import KINDS, Primitives, shape_row
+from foretrain.predictors.predictddl.primitives import KINDS, Primitives, shape_row
 
 _BATCH = 32
 """Samples over which the reading of weights is spread."""
