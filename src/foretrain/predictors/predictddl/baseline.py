@@ -44,8 +44,9 @@ _TYPE_DEVIATION = 0.4
 guesses where these are known better."""
 _FARTHEST = 9.0
 """A logarithm that no parameter moves beyond."""
-_OUTLIER, _EVALUATIONS = 2.0, 60
-"""Standard deviations from which on a run pulls less, and steps of the fit."""
+_OUTLIER, _EVALUATIONS, _SETTLED = 2.0, 60, 1e-4
+"""Standard deviations from which on a run pulls less, steps of the fit at most, and the share of the misfit by
+which a step must improve it."""
 _MOST_OVERLAP = 10.0
 _LEAST_S, _STEP = 1e-12, 1e-6
 
@@ -327,7 +328,7 @@ def fit_baseline(
         return np.concatenate([(log_times - targets) / _NOISE, (alone - busy[told]) / _NOISE, off])
 
     fit = least_squares(
-        residuals, start, loss="soft_l1", f_scale=_OUTLIER, max_nfev=_EVALUATIONS,
+        residuals, start, loss="soft_l1", f_scale=_OUTLIER, max_nfev=_EVALUATIONS, ftol=_SETTLED,
         jac="2-point" if law is CPU else lambda logs: _gpu_slopes(logs, terms, deviation, told),
     )  # fmt: skip
     return parameters(np.asarray(fit.x, dtype=np.float64))

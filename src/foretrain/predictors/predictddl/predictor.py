@@ -70,13 +70,13 @@ class Embedder:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Array] = OrderedDict()
 
-    def __call__(self, graph: OpGraph) -> Array:
-        key = _digest(graph)
+    def __call__(self, graph: OpGraph, kind: str) -> Array:
+        key = _digest(graph) if self.network.shared else f"{kind}: {_digest(graph)}"
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-            found: Array = self.network([primitives(graph)])[0]
+            found: Array = self.network([primitives(graph)], kind)[0]
             self._known[key] = found
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
@@ -214,12 +214,12 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         self.forget()
         return self
 
-    def embed(self, graph: OpGraph) -> Array:
-        """The embedding of a graph, remembered by its content."""
-        return self._embedder()(graph)
+    def embed(self, graph: OpGraph, kind: str) -> Array:
+        """The embedding of a graph of a dataset type, remembered by its content."""
+        return self._embedder()(graph, kind)
 
     def _row(self, job: Job, graph: OpGraph, work: OperatorWork) -> Array:
-        parts = [] if self.embedding is None else [self.embed(graph)]
+        parts = [] if self.embedding is None else [self.embed(graph, dataset_type(job))]
         of_cluster = cluster_columns(job, work.parameters)
         if self.form == "ratio":
             parts.append(work.columns)
@@ -356,7 +356,12 @@ def _digest(graph: OpGraph) -> str:
 
 
 def embedding_module() -> ModuleType:
-    return neural_module("foretrain.predictors.predictddl.embedding", "predictddl")
+    return training_module("embedding")
+
+
+def training_module(name: str) -> ModuleType:
+    """A module of this package that needs torch: ``embedding``, ``training`` or ``hypernetwork``."""
+    return neural_module(f"foretrain.predictors.predictddl.{name}", "predictddl")
 
 
 def _benefit(choices: Mapping[str, Choice], types: Sequence[str]) -> Benefit:

@@ -175,3 +175,25 @@ def cost_targets(graph: Primitives) -> Array:
     computing = [by_kind_flops[KINDS.index(name)] for name in COMPUTING]
     sums = (flops.sum(), size.sum(), outputs.sum(), np.expm1(parameters * _UNITS.parameters).sum())
     return np.log1p([*computing, *by_kind_bytes, *by_kind_time, *sums, len(graph.kinds)])
+
+
+_SIZE_BOUNDS = (1e4, 1e5, 1e6, 1e7)
+"""Bytes per sample between which operators count as of like size."""
+
+
+def histogram(graph: Primitives) -> Array:
+    """Logarithms of how many operators of each of ``KINDS`` there are, and how many nodes of each size."""
+    size = np.expm1(graph.shapes[:, -1] * _UNITS.bytes)
+    sizes = np.bincount(np.digitize(size, _SIZE_BOUNDS), minlength=len(_SIZE_BOUNDS) + 1)
+    return np.log1p(np.concatenate([graph.kinds.sum(axis=0), sizes]))
+
+
+def roofline_s(graph: Primitives, flops_per_byte: float, call: float, rates: Array) -> float:
+    """The time of the graph in that of moving a byte: the longer of arithmetic and traffic, slower by its
+    kind's rate, and so much for each node."""
+    flops, size = (
+        np.expm1(graph.shapes[:, -2] * _UNITS.flops),
+        np.expm1(graph.shapes[:, -1] * _UNITS.bytes),
+    )
+    main = graph.kinds.argmax(axis=1)
+    return float((np.maximum(flops / flops_per_byte, size) * rates[main] + call).sum())

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from foretrain.costs.trees import Forest, grow
 from foretrain.predictors.blackbox import sklearn
-from foretrain.predictors.predictddl.baseline import Physics, baseline, fit_baseline
+from foretrain.predictors.predictddl.baseline import GPU, Physics, baseline, fit_baseline
 
 Array = npt.NDArray[np.float64]
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -316,10 +316,13 @@ class Problem:
     """Logarithms of the time that GPUs were busy; not a number where it was not measured."""
 
     def baselines(self, inside: npt.NDArray[np.bool_]) -> dict[str, Array]:
-        """The parameters of each type, from the runs ``inside``."""
+        """The parameters of each type, from the runs ``inside``; on GPUs all types share them, as kinds of
+        operators and their sizes tell what differs."""
         if self.terms is None:
             return {}
         shared = self._fit(inside)
+        if self.terms.law is GPU:
+            return dict.fromkeys(self.types, shared)
         of_type = {kind: inside & (np.array(self.types) == kind) for kind in dict.fromkeys(self.types)}
         return {
             kind: self._fit(rows, shared)
