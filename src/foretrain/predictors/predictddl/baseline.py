@@ -109,7 +109,7 @@ CPU = Law(
         **_EXCHANGE_DEVIATIONS,
         "several cores": 0.7,
         "lost by cores": 0.7,
-        "shared cores": 0.3,
+        "shared cores": 0.1,
     },
 )
 _HOST_TERMS = tuple(f"host: {name}" for name in gpu.HOST_TERMS)
@@ -224,9 +224,25 @@ def baseline(logs: Array, terms: Physics) -> Array:
     The device beside the host that issues calls, crowded by other workers; the exchange after it, but for the
     part of an all-reduce that is hidden beside the backward pass (of CPUs: where it goes over a network).
     """
-    fitted = terms.law.values(logs)
-    worker = _core_time(fitted, terms) if terms.law is CPU else _gpu_time(logs, terms).worker.seconds
-    return _with_others(fitted, _slowness(logs, terms), worker, terms)[0]
+    return _both(logs, terms)[0]
+
+
+def _both(logs: Array, terms: Physics) -> tuple[Array, Array]:
+    """The logarithms of the step time, and of what it would take by itself: without an exchange on CPUs, the
+    device without its host on GPUs."""
+    fitted, slowness = terms.law.values(logs), _slowness(logs, terms)
+    if terms.law is GPU:
+        time = _gpu_time(logs, terms)
+        log_times, _ = _with_others(fitted, slowness, time.worker.seconds, terms)
+        return log_times, np.log(time.busy.seconds)
+    worker = _core_time(fitted, terms)
+    alone = worker * slowness * _crowding(fitted, terms)
+    return _with_others(fitted, slowness, worker, terms)[0], np.log(alone)
+
+
+def _crowding(fitted: Mapping[str, float], terms: Physics) -> Array:
+    by_workers = 1 + fitted["crowding"] * np.log(np.maximum(terms.busy, 1.0))
+    return by_workers * (1 + fitted["crowding by servers"] * terms.servers)
 
 
 def _slowness(logs: Array, terms: Physics) -> Array:
@@ -240,9 +256,7 @@ def _with_others(
     """The logarithm of the step time of workers that compute for so long, and its slope by the logarithm of
     that."""
     weights = np.array([fitted[name] for name in LINK_TERMS])
-    factor = slowness * (1 + fitted["crowding"] * np.log(np.maximum(terms.busy, 1.0)))
-    factor = factor * (1 + fitted["crowding by servers"] * terms.servers)
-    crowded = worker * factor
+    crowded = worker * slowness * _crowding(fitted, terms)
     hideable = terms.link[:, _SENT] * weights[_SENT]
     if terms.law is GPU:
         hideable = hideable + terms.link[:, _SENT_INSIDE] * weights[_SENT_INSIDE]
@@ -292,13 +306,13 @@ def least(terms: Physics) -> Array:
 
 
 def fit_baseline(
-    terms: Physics, targets: Array, near: Array | None = None, *, machines: int = 0, busy: Array | None = None
+    terms: Physics, targets: Array, near: Array | None = None, *, machines: int = 0, alone: Array | None = None
 ) -> Array:
     """The parameters that fit best, with those of so many ``machines``; where runs do not tell, ``near``
     those of all types or the guesses.
 
-    ``busy`` is the logarithm of the time that GPUs were busy, where it was measured (else not a number): it
-    tells what of a step is the device's.
+    ``alone`` is the logarithm of what a step takes by itself (``_both``), where it was measured (else not a
+    number): it tells what of a step is the device's, or the exchange's.
     """
     from scipy.optimize import least_squares
 
@@ -309,7 +323,7 @@ def fit_baseline(
     if near is not None:
         deviation = np.minimum(_TYPE_DEVIATION, _TYPE_DEVIATION * deviation)
     measured = len(law.names) + np.unique(terms.machine[terms.machine >= 0])
-    told = np.zeros(len(targets), dtype=np.bool_) if busy is None or law is CPU else np.isfinite(busy)
+    told = np.zeros(len(targets), dtype=np.bool_) if alone is None else np.isfinite(alone)
 
     def parameters(logs: Array) -> Array:
         """What all machines share is in the other parameters: theirs are beside the mean."""
@@ -319,13 +333,11 @@ def fit_baseline(
         return values
 
     def residuals(logs: Array) -> Array:
-        log_times = baseline(parameters(logs), terms)
-        off = (logs - start) / deviation
-        if not told.any():
-            return np.concatenate([(log_times - targets) / _NOISE, off])
-        assert busy is not None
-        alone = np.log(_gpu_time(parameters(logs), terms).busy.seconds)[told]
-        return np.concatenate([(log_times - targets) / _NOISE, (alone - busy[told]) / _NOISE, off])
+        log_times, by_itself = _both(parameters(logs), terms)
+        misses = [(log_times - targets) / _NOISE]
+        if alone is not None:
+            misses.append((by_itself - alone)[told] / _NOISE)
+        return np.concatenate([*misses, (logs - start) / deviation])
 
     fit = least_squares(
         residuals, start, loss="soft_l1", f_scale=_OUTLIER, max_nfev=_EVALUATIONS, ftol=_SETTLED,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -175,6 +175,7 @@ class Embedding:
 
     networks: Mapping[str, HyperNetwork]
     facts: Mapping[str, Any]
+    size: ClassVar[int] = SIZE
 
     def __call__(self, graphs: Sequence[Primitives], kind: str = ANY) -> Array:
         """A row of ``SIZE`` numbers for each graph; zeros of a dataset type that there is no network for."""

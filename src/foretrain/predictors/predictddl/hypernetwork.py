@@ -4,6 +4,7 @@ judged by what they then do on a small dataset of their type."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar, final
 
@@ -22,8 +23,9 @@ _AT_ONCE, _SAMPLES = 4, 64
 """Networks and samples of a step."""
 _SKETCHES, _UNSEEN, _JUDGED = 300, 38, 300
 """Networks that are drawn, those of them that are left out of training, and samples that judge."""
-_TOKENS, _CHARACTERS = 16, 64
-"""Characters that a language model sees before the one it is to tell, and how many kinds there are."""
+_TOKENS, _CHARACTERS = 16, TILE
+"""Characters that a language model sees before the one it is to tell, and how many kinds there are: the most
+frequent ones and all others, no more than the rows of a tile, which is repeated beyond."""
 _SIDES = {"cifar10": 8, "tiny-imagenet": 8, "imagenet": 16}
 """Of the digits that stand for a type's images: small ones keep training to minutes."""
 TYPES = (*_SIDES, "text")
@@ -161,7 +163,8 @@ def _text() -> tuple[Tensor, Tensor]:
     from pydoc_data.topics import topics
 
     words = "".join(topics[name] for name in sorted(topics)).lower()[:200_000]
-    letters = torch.tensor([min(max(ord(one) - 32, 0), _CHARACTERS - 1) for one in words])
+    frequent = {one: place for place, (one, _) in enumerate(Counter(words).most_common(_CHARACTERS - 1))}
+    letters = torch.tensor([frequent.get(one, _CHARACTERS - 1) for one in words])
     starts = torch.arange(0, len(letters) - _TOKENS - 1, 7)
     windows = letters[starts[:, None] + torch.arange(_TOKENS)]
     return windows, letters[starts + _TOKENS]

@@ -142,6 +142,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         graph = capture_job(job)
         work = work_of(job, graph)
         row = self._row(job, graph, work)
+        if _key(job.cluster.device.name, dataset_type(job)) not in self.state():
+            row = self._comparable(row[None])[0]
         log = float(trained.model.predict(row[None])[0])
         if trained.baseline is not None:
             terms = physics([work], [job], trained.machines)
@@ -226,6 +228,14 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
             of_cluster = np.delete(of_cluster, IN_LAW)
         return np.concatenate([*parts, of_cluster])
 
+    def _comparable(self, rows: Array) -> Array:
+        """Rows of several dataset types: without embeddings where each type has a network of its own."""
+        if self.embedding is None or (network := self._embedder().network).shared:
+            return rows
+        rows = rows.copy()
+        rows[:, : network.size] = 0.0
+        return rows
+
     def _learn(
         self, device: str, runs: Sequence[Run], works: Sequence[OperatorWork], rows: Array
     ) -> dict[str, Trained]:
@@ -236,12 +246,14 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         terms = physics(works, jobs, machines) if self.form == "ratio" else None
         problem = Problem(
             rows=rows, terms=terms, targets=np.log(step_times(runs)), groups=groups, types=types,
-            machines=len(machines), busy=_busy(runs),
+            machines=len(machines), alone=_alone(runs),
         )  # fmt: skip
         choices = choose(problem, self.candidates)
         learned = self._trained(problem, choices, jobs, machines)
         if (kinds := len(set(types))) > 1:
-            whole = dataclasses.replace(problem, types=[OTHERS] * len(runs), groups=types)
+            whole = dataclasses.replace(
+                problem, rows=self._comparable(rows), types=[OTHERS] * len(runs), groups=types
+            )
             learned |= self._trained(whole, choose(whole, self.candidates, folds=kinds), jobs, machines)
         else:
             learned[OTHERS] = learned[types[0]]
@@ -324,9 +336,11 @@ def _key(device: str, kind: str) -> str:
     return f"{device}: {kind}"
 
 
-def _busy(runs: Sequence[Run]) -> Array:
-    """The logarithm of the time that the device was busy, where it was measured."""
-    seconds = [run.measured.get("device_busy_s") or math.nan for run in runs]
+def _alone(runs: Sequence[Run]) -> Array:
+    """The logarithm of what a step took by itself, where it was measured: the time that a GPU was busy, that
+    of workers which exchange nothing."""
+    names = ("device_busy_s", "step_time_without_sync_s")
+    seconds = [run.measured.get(names[run.job.cluster.device.is_cpu]) or math.nan for run in runs]
     return np.log(np.array(seconds, dtype=np.float64))
 
 
