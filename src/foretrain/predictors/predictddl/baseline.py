@@ -224,20 +224,9 @@ def baseline(logs: Array, terms: Physics) -> Array:
     The device beside the host that issues calls, crowded by other workers; the exchange after it, but for the
     part of an all-reduce that is hidden beside the backward pass (of CPUs: where it goes over a network).
     """
-    return _both(logs, terms)[0]
-
-
-def _both(logs: Array, terms: Physics) -> tuple[Array, Array]:
-    """The logarithms of the step time, and of what it would take by itself: without an exchange on CPUs, the
-    device without its host on GPUs."""
-    fitted, slowness = terms.law.values(logs), _slowness(logs, terms)
-    if terms.law is GPU:
-        time = _gpu_time(logs, terms)
-        log_times, _ = _with_others(fitted, slowness, time.worker.seconds, terms)
-        return log_times, np.log(time.busy.seconds)
-    worker = _core_time(fitted, terms)
-    alone = worker * slowness * _crowding(fitted, terms)
-    return _with_others(fitted, slowness, worker, terms)[0], np.log(alone)
+    fitted = terms.law.values(logs)
+    worker = _core_time(fitted, terms) if terms.law is CPU else _gpu_time(logs, terms).worker.seconds
+    return _with_others(fitted, _slowness(logs, terms), worker, terms)[0]
 
 
 def _crowding(fitted: Mapping[str, float], terms: Physics) -> Array:
@@ -306,13 +295,13 @@ def least(terms: Physics) -> Array:
 
 
 def fit_baseline(
-    terms: Physics, targets: Array, near: Array | None = None, *, machines: int = 0, alone: Array | None = None
+    terms: Physics, targets: Array, near: Array | None = None, *, machines: int = 0, busy: Array | None = None
 ) -> Array:
     """The parameters that fit best, with those of so many ``machines``; where runs do not tell, ``near``
     those of all types or the guesses.
 
-    ``alone`` is the logarithm of what a step takes by itself (``_both``), where it was measured (else not a
-    number): it tells what of a step is the device's, or the exchange's.
+    ``busy`` is the logarithm of the time that GPUs were busy, where it was measured (else not a number): it
+    tells what of a step is the device's.
     """
     from scipy.optimize import least_squares
 
@@ -323,7 +312,7 @@ def fit_baseline(
     if near is not None:
         deviation = np.minimum(_TYPE_DEVIATION, _TYPE_DEVIATION * deviation)
     measured = len(law.names) + np.unique(terms.machine[terms.machine >= 0])
-    told = np.zeros(len(targets), dtype=np.bool_) if alone is None else np.isfinite(alone)
+    told = np.zeros(len(targets), dtype=np.bool_) if busy is None or law is CPU else np.isfinite(busy)
 
     def parameters(logs: Array) -> Array:
         """What all machines share is in the other parameters: theirs are beside the mean."""
@@ -333,11 +322,10 @@ def fit_baseline(
         return values
 
     def residuals(logs: Array) -> Array:
-        log_times, by_itself = _both(parameters(logs), terms)
-        misses = [(log_times - targets) / _NOISE]
-        if alone is not None:
-            misses.append((by_itself - alone)[told] / _NOISE)
-        return np.concatenate([*misses, (logs - start) / deviation])
+        values, misses = parameters(logs), [(logs - start) / deviation]
+        if busy is not None and told.any():
+            misses.insert(0, (np.log(_gpu_time(values, terms).busy.seconds) - busy)[told] / _NOISE)
+        return np.concatenate([(baseline(values, terms) - targets) / _NOISE, *misses])
 
     fit = least_squares(
         residuals, start, loss="soft_l1", f_scale=_OUTLIER, max_nfev=_EVALUATIONS, ftol=_SETTLED,

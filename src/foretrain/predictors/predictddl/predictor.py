@@ -246,7 +246,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         terms = physics(works, jobs, machines) if self.form == "ratio" else None
         problem = Problem(
             rows=rows, terms=terms, targets=np.log(step_times(runs)), groups=groups, types=types,
-            machines=len(machines), alone=_alone(runs),
+            machines=len(machines), busy=_busy(runs),
         )  # fmt: skip
         choices = choose(problem, self.candidates)
         learned = self._trained(problem, choices, jobs, machines)
@@ -336,11 +336,9 @@ def _key(device: str, kind: str) -> str:
     return f"{device}: {kind}"
 
 
-def _alone(runs: Sequence[Run]) -> Array:
-    """The logarithm of what a step took by itself, where it was measured: the time that a GPU was busy, that
-    of workers which exchange nothing."""
-    names = ("device_busy_s", "step_time_without_sync_s")
-    seconds = [run.measured.get(names[run.job.cluster.device.is_cpu]) or math.nan for run in runs]
+def _busy(runs: Sequence[Run]) -> Array:
+    """The logarithm of the time that the device was busy, where it was measured."""
+    seconds = [run.measured.get("device_busy_s") or math.nan for run in runs]
     return np.log(np.array(seconds, dtype=np.float64))
 
 

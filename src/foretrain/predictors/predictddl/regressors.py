@@ -312,8 +312,8 @@ class Problem:
     types: Sequence[str]
     machines: int = 0
     """How many have a parameter of the baseline."""
-    alone: Array | None = None
-    """Logarithms of what steps take by themselves (``fit_baseline``); not a number where none was measured."""
+    busy: Array | None = None
+    """Logarithms of the time that GPUs were busy; not a number where it was not measured."""
 
     def baselines(self, inside: npt.NDArray[np.bool_]) -> dict[str, Array]:
         """The parameters of each type, from the runs ``inside``; on GPUs all types share them, as kinds of
@@ -332,8 +332,8 @@ class Problem:
 
     def _fit(self, rows: npt.NDArray[np.bool_], near: Array | None = None) -> Array:
         assert self.terms is not None
-        alone = None if self.alone is None else self.alone[rows]
-        return fit_baseline(self.terms[rows], self.targets[rows], near, machines=self.machines, alone=alone)
+        busy = None if self.busy is None else self.busy[rows]
+        return fit_baseline(self.terms[rows], self.targets[rows], near, machines=self.machines, busy=busy)
 
     def based(self, baselines: Mapping[str, Array]) -> Array:
         """The baseline of every run whose type has one; 0 in the paper's form."""
