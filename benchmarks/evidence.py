@@ -53,7 +53,10 @@ from foretrain.predictors.roofline import RooflinePredictor
 LEARNED = {
     "deletepop": {"h200_steps"},
     "scaledl": {"h200_steps"},
-    "predictddl": {"cpu16_campaign", "cpu16_ddp", "links_campaign", "ray_campaign"},
+    "predictddl": {
+        *("cpu16_campaign", "cpu16_ddp", "links_campaign", "ray_campaign", "h200_steps"),
+        *("timm_rtx3090", "ets_t4", "pollux_t4", "nvidia_deeplearningexamples"),
+    },
     "driple": {"cpu16_campaign", "h200_load"},
 }
 """Files that the shipped state of a predictor was learned from."""

@@ -6,9 +6,10 @@
     python benchmarks/predictddl.py select --runs DIR --out runs.jsonl
     python benchmarks/predictddl.py speed --runs data/cpu16_campaign.jsonl.zst
 
-Beside it stand Ernest, CherryPick, a FLOPs regression and DeletePop. Leave-one-architecture-out and leave-family-out: whoever forecasts a run has learned from no run of its
-architecture (its family). Ernest and CherryPick then put all other architectures into one law; beside that
-they are scored with profiling runs of the very workload.
+Beside it stand Ernest, CherryPick, a FLOPs regression and DeletePop. Leave-one-architecture-out and
+leave-family-out: whoever forecasts a run has learned from no run of its architecture (its family). Ernest and
+CherryPick then put all other architectures into one law; beside that they are scored with profiling runs of
+the very workload. ``select`` writes the public runs that the shipped predictors of GPUs learn from.
 """
 
 from __future__ import annotations

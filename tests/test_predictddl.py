@@ -483,7 +483,9 @@ def test_each_dataset_type_has_its_own_predictor_on_disk(
     other = [Run(job=job(folder, kind, image=64, classes=10), measured={"step_time_s": 0.2}) for kind in "ab"]
     PredictDDLPredictor(embedding=None, candidates=FEW).fit([*runs, *other]).save(tmp_path)
     document = json.loads((tmp_path / "predictor.json").read_text())
-    assert [one["type"] for one in document["types"]] == [f"cpu: {name}" for name in ("cifar10", "tiny-imagenet", OTHERS)]
+    assert [one["type"] for one in document["types"]] == [
+        f"cpu: {name}" for name in ("cifar10", "tiny-imagenet", OTHERS)
+    ]
     again = PredictDDLPredictor.load(tmp_path)
     assert again.predict(other[0].job)["step_time_s"].median == pytest.approx(0.2, rel=0.2)
     assert again.learned_ is not None
@@ -514,7 +516,9 @@ def test_no_arithmetic_is_forecast_faster_than_the_device_can(folder: Path) -> N
     wide = job(folder, width=512)
     assert fast.learned_ is not None
     terms = physics([work := work_of(wide, capture_job(wide))], [wide])
-    assert float(np.exp(baseline(fast.learned_["cpu: cifar10"].baseline, terms))[0]) >= work.arithmetic_s.sum()
+    assert (
+        float(np.exp(baseline(fast.learned_["cpu: cifar10"].baseline, terms))[0]) >= work.arithmetic_s.sum()
+    )
 
 
 def test_a_damaged_folder_is_one_line(fitted: PredictDDLPredictor, tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ def test_the_embedding_does_not_depend_on_what_else_is_embedded() -> None:
 @pytest.mark.parametrize("name", ["costs", "histogram", "white-box", "contrastive"])
 def test_every_objective_is_learned_the_same_way_twice(name: str) -> None:
     training = training_module("training")
-    (first, facts), (second, _) = (training.train(training.OVER_GRAPHS[name](SMALL), steps=2) for _ in range(2))
+    (first, facts), (second, _) = (
+        training.train(training.OVER_GRAPHS[name](SMALL), steps=2) for _ in range(2)
+    )
     assert facts["objective"] == name
     made = embedding_module().Embedding
     assert (made({"any": first}, {})(SMALL) == made({"any": second}, {})(SMALL)).all()
@@ -115,7 +117,18 @@ def test_an_embedding_comes_back_from_its_file(tmp_path: Path) -> None:
 
 def test_the_command_trains_a_network_for_each_type(tmp_path: Path) -> None:
     out = tmp_path / "e.safetensors"
-    asked = ["--type", "text", "--type", "imagenet", "--objective", "costs", "--steps", "2", "--sketches", "20"]
+    asked = [
+        "--type",
+        "text",
+        "--type",
+        "imagenet",
+        "--objective",
+        "costs",
+        "--steps",
+        "2",
+        "--sketches",
+        "20",
+    ]
     result = CliRunner().invoke(app, ["embed", "train", *asked, "--out", str(out)])
     assert result.exit_code == 0, result.output
     made = embedding_module().load(out)

@@ -31,22 +31,24 @@ def _group() -> None:
 @embed.command()
 def train(
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The embedding.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The embedding.", show_default=False)
+    ],
     kinds: Annotated[
         list[str] | None,
         typer.Option(
             "--type",
             metavar="TYPE",
-            help="A dataset type (cifar10, tiny-imagenet, imagenet, text) to train a network for; may be given "
-            "several times. One for all of them where none is given.",
+            help="A dataset type (cifar10, tiny-imagenet, imagenet, text) to train a network for; may be "
+            "given several times. One for all of them where none is given.",
             show_default=False,
         ),
     ] = None,
     objective: Annotated[
         str,
         typer.Option(
-            help="hypernetwork (weights of small networks), costs, histogram (of operators), white-box (times "
-            "on random hardware) or contrastive (views of a graph)."
+            help="hypernetwork (weights of small networks), costs, histogram (of operators), white-box "
+            "(times on random hardware) or contrastive (views of a graph)."
         ),
     ] = _HYPERNETWORK,
     steps: Annotated[int, typer.Option(min=1, help="Of training, for each network.")] = 400,
@@ -55,7 +57,9 @@ def train(
     ] = 400,
     zoo: Annotated[
         list[Path] | None,
-        typer.Option(metavar="RUNS.jsonl", help="Learn from the models of these runs too.", show_default=False),
+        typer.Option(
+            metavar="RUNS.jsonl", help="Learn from the models of these runs too.", show_default=False
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is random.")] = 0,
 ) -> None:
@@ -83,7 +87,10 @@ def train(
                 steps=steps, seed=seed, checkpoint=part, progress=advance,
             )  # fmt: skip
         figures = {name: value for name, value in facts[kind].items() if isinstance(value, float)}
-        say(f"{kind}: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in figures.items()))
+        say(
+            f"{kind}: "
+            + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in figures.items())
+        )
     embedding_module().Embedding(networks, {"objective": objective, "training": facts}).save(out)
     for kind in networks:
         out.with_name(f"{out.name}.{kind}.part").unlink(missing_ok=True)

@@ -45,8 +45,8 @@ guesses where these are known better."""
 _FARTHEST = 9.0
 """A logarithm that no parameter moves beyond."""
 _OUTLIER, _EVALUATIONS, _SETTLED = 2.0, 60, 1e-4
-"""Standard deviations from which on a run pulls less, steps of the fit at most, and the share of the misfit by
-which a step must improve it."""
+"""Standard deviations from which on a run pulls less, steps of the fit at most, and the share of the misfit
+by which a step must improve it."""
 _MOST_OVERLAP = 10.0
 _LEAST_S, _STEP = 1e-12, 1e-6
 

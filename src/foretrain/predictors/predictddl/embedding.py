@@ -2,7 +2,7 @@
 
 Nodes are operators with a shape encoding. A gated graph network visits them in topological order, forward and
 then backward; beside its neighbours a node hears those further up its paths, the more softly the further
-(virtual edges, weight 1 / shortest path). The mean over the nodes is the embedding. ``training.py`` trains it.
+(virtual edges, weight 1 / shortest path). The mean over the nodes is the embedding.
 """
 
 from __future__ import annotations
@@ -200,7 +200,13 @@ class Embedding:
             for kind, network in self.networks.items()
             for name, tensor in network.state_dict().items()
         }
-        header = {**self.facts, "format": FORMAT, "kinds": KINDS, "shapes": SHAPES, "types": list(self.networks)}
+        header = {
+            **self.facts,
+            "format": FORMAT,
+            "kinds": KINDS,
+            "shapes": SHAPES,
+            "types": list(self.networks),
+        }
         write_weights(path, tensors, header)
 
 

@@ -25,8 +25,8 @@ _LEAST_SIDES = {"imagenet": 112, "tiny-imagenet": 56, "cifar10": 1}
 
 
 def dataset_type(job: Job) -> str:
-    """What a predictor is trained for: text, or images of about the size of a well-known dataset's (the number
-    of classes changes little), or a model's own inputs."""
+    """What a predictor is trained for: text, or images of about the size of a well-known dataset's (the
+    number of classes changes little), or a model's own inputs."""
     training, model = job.workload.training, job.workload.model
     if training.sequence is not None:
         return "text"

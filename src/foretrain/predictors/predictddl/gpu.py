@@ -2,9 +2,9 @@
 
 A step is cut into parts of like many calls. On the device an operator takes the longer of its arithmetic and
 its traffic at usual shares of the peak rates, and a while for each kernel, times ``exp(weights . traits)``:
-the weights of its kind are fitted, its traits are sizes and what else kernels go by. The host takes a time for
-each call. The parts are then played: the device starts none before the host, which runs ahead of it, and ends
-none before the host has issued it.
+the weights of its kind are fitted, its traits are sizes and what else kernels go by. The host takes a time
+for each call. The parts are then played: the device starts none before the host, which runs ahead of it, and
+ends none before the host has issued it.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ class Weights(Objective):
         places = task.inside[torch.randint(len(task.inside), (_SAMPLES,))]
         chosen = draw.sample(task.known, _AT_ONCE)
         losses = [
-            F.cross_entropy(self.run(network, one, task.inputs[places]), task.labels[places]) for one in chosen
+            F.cross_entropy(self.run(network, one, task.inputs[places]), task.labels[places])
+            for one in chosen
         ]
         return torch.stack(losses).mean()
 
@@ -76,7 +77,8 @@ class Weights(Objective):
     def _accuracy(self, network: HyperNetwork, task: _Task) -> float:
         inputs, labels = task.inputs[task.test][:_JUDGED], task.labels[task.test][:_JUDGED]
         right = [
-            (self.run(network, one, inputs).argmax(dim=1) == labels).float().mean() for one in task.unseen[:20]
+            (self.run(network, one, inputs).argmax(dim=1) == labels).float().mean()
+            for one in task.unseen[:20]
         ]
         return float(torch.stack(right).mean())
 

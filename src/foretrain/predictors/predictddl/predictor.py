@@ -101,10 +101,13 @@ def _embedding(text: str, name: str) -> Path | Literal["shipped"] | None:
 class PredictDDLSettings:
     """What can be chosen for ``fit``."""
 
-    form: Form = option(
-        "ratio", "ratio (to a physical baseline) or paper (the step time itself).", parse=_form, metavar="FORM"
+    form: Form = option(  # noqa: RUF009
+        "ratio",
+        "ratio (to a physical baseline) or paper (the step time itself).",
+        parse=_form,
+        metavar="FORM",
     )
-    embedding: Path | Literal["shipped"] | None = option(
+    embedding: Path | Literal["shipped"] | None = option(  # noqa: RUF009
         "shipped", "A file of foretrain embed train, shipped, or none.", parse=_embedding, metavar="FILE"
     )
 
@@ -203,7 +206,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         for device in sorted({run.job.cluster.device.name for run, _, _ in known}):
             own = [one for one in known if one[0].job.cluster.device.name == device]
             learned |= self._learn(
-                device, [run for run, _, _ in own], [work for _, work, _ in own], np.array([row for _, _, row in own])
+                device, [run for run, _, _ in own], [work for _, work, _ in own],
+                np.array([row for _, _, row in own]),
             )  # fmt: skip
             others = _key(device, OTHERS)
             if others in earlier and earlier[others].runs > len(own):

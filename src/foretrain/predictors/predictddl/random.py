@@ -108,9 +108,13 @@ class Sketch:
         first = self.layers[sources[0]]
         return self._add(
             Layer(
-                kind=kind, sources=tuple(sources), channels_in=total, channels=total, side=first.side,
+                kind=kind,
+                sources=tuple(sources),
+                channels_in=total,
+                channels=total,
+                side=first.side,
                 tokens=first.tokens,
-            )  # fmt: skip
+            )
         )
 
     def pool(self, source: int, *, whole: bool = False) -> int:
@@ -167,9 +171,14 @@ class Sketch:
         first = self.layers[source]
         return self._add(
             Layer(
-                kind=kind, sources=(source,), channels_in=first.channels, channels=channels or first.channels,
-                side=first.side, tokens=first.tokens, active=active,
-            )  # fmt: skip
+                kind=kind,
+                sources=(source,),
+                channels_in=first.channels,
+                channels=channels or first.channels,
+                side=first.side,
+                tokens=first.tokens,
+                active=active,
+            )
         )
 
     def _of(self, source: int | None) -> tuple[int, int]:

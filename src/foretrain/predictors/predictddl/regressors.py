@@ -324,11 +324,7 @@ class Problem:
         if self.terms.law is GPU:
             return dict.fromkeys(self.types, shared)
         of_type = {kind: inside & (np.array(self.types) == kind) for kind in dict.fromkeys(self.types)}
-        return {
-            kind: self._fit(rows, shared)
-            for kind, rows in of_type.items()
-            if rows.any()
-        }
+        return {kind: self._fit(rows, shared) for kind, rows in of_type.items() if rows.any()}
 
     def _fit(self, rows: npt.NDArray[np.bool_], near: Array | None = None) -> Array:
         assert self.terms is not None

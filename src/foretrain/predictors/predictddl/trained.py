@@ -146,7 +146,9 @@ class Trained:
     def machine_deviation(self) -> float:
         """Of the logarithms of step times on a machine that no run was made on, around those of the mean
         machine."""
-        logs = np.zeros(1) if self.baseline is None else self.baseline[len(self.baseline) - len(self.machines) :]
+        logs = (
+            np.zeros(1) if self.baseline is None else self.baseline[len(self.baseline) - len(self.machines) :]
+        )
         known = max(len(self.noise), 1)
         square = _GUESSED_MACHINES * MACHINE_DEVIATION**2 + float((logs**2).sum())
         return math.sqrt(square / (_GUESSED_MACHINES + known) * (1 + 1 / known))

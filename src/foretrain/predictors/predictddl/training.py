@@ -1,4 +1,4 @@
-"""Trains the networks that embed architectures, by one of several objectives, and goes on where it stopped."""
+"""Trains networks that embed architectures, by one of several objectives, and goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _resume(path: Path, both: nn.Module, optimizer: torch.optim.Optimizer, plan:
     header, tensors = read_weights(path, "a training that was stopped")
     if (header.get("format"), header.get("plan")) != (_CHECKPOINT, plan):
         raise InputError(
-            f"{path}: holds a training of {header.get('plan')!r}, not of {plan!r}; remove it, or go on with that"
+            f"{path}: holds a training of {header.get('plan')!r}, not of {plan!r}; remove it or go on with it"
         )
     start = "weights/"
     both.load_state_dict(
@@ -161,7 +161,9 @@ class _Regression(_OverGraphs):
         return F.smooth_l1_loss(self.decoder(network(batch)), self.scaled[places])
 
     def judged(self, network: HyperNetwork) -> dict[str, float]:
-        missed = [(self.decoder(network(batch)) - self.scaled[places]).abs() for places, batch in self.held_out]
+        missed = [
+            (self.decoder(network(batch)) - self.scaled[places]).abs() for places, batch in self.held_out
+        ]
         return {"held_out_deviations": float(torch.cat(missed).mean())}
 
 

@@ -1,4 +1,4 @@
-"""Draws the architectures that embeddings learn from: sketches for images and for text, and captured models."""
+"""Draws the architectures that embeddings learn from: sketches for images and text, and captured models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def _sketch(kind: str, seed: int) -> Primitives:
     if kind == "text" or (kind not in _SIDES and seed % 3 == 0):
         return text_sketch(seed, deepest=deepest).primitives()
     sides = _SIDES.get(kind)
-    return sketch(seed, side=None if sides is None else sides[seed % len(sides)], deepest=deepest).primitives()
+    return sketch(
+        seed, side=None if sides is None else sides[seed % len(sides)], deepest=deepest
+    ).primitives()
 
 
 def captured(runs: Iterable[Run]) -> list[Primitives]:
