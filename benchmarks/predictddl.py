@@ -39,12 +39,7 @@ from foretrain.predictors.base import Predictor
 from foretrain.predictors.cherrypick import CherryPickPredictor
 from foretrain.predictors.ernest import TERMS, ErnestPredictor, terms
 from foretrain.predictors.flops_regression import FlopsPredictor
-from foretrain.predictors.predictddl.predictor import (
-    SHIPPED,
-    Embedder,
-    PredictDDLPredictor,
-    load_embedding,
-)
+from foretrain.predictors.predictddl.predictor import PredictDDLPredictor
 from foretrain.predictors.seen import workload_key
 
 Array = npt.NDArray[np.float64]
@@ -364,13 +359,11 @@ def speed(options: argparse.Namespace) -> None:
         f"PredictDDL learns from {len(runs)} runs in {time.perf_counter() - start:.1f} "
         f"s, {time.process_time() - busy:.1f} s of it on the CPU"
     )
-    fresh = PredictDDLPredictor(embedding=Embedder(load_embedding(SHIPPED / "embedding.safetensors").network))
-    fresh.learned_ = predictor.learned_
-    fresh.predict(asked[0].job)
+    predictor.predict(asked[0].job)
     steps: dict[str, Callable[[Run], object]] = {
         "tracing the model": lambda run: capture_job(run.job, refresh=True),
-        "embedding and regression": lambda run: fresh.predict(run.job),
-        "a graph that was seen": lambda run: fresh.predict(run.job),
+        "regression": lambda run: predictor.predict(run.job),
+        "a graph that was seen": lambda run: predictor.predict(run.job),
     }
     times: dict[str, list[tuple[float, float]]] = {what: [] for what in steps}
     for run in asked[1:]:

@@ -89,11 +89,11 @@ def _form(text: str, name: str) -> Form:
     return cast(Form, text)
 
 
-def _embedding(text: str, name: str) -> Path | Literal["shipped"] | None:
-    if text in ("none", "shipped"):
-        return None if text == "none" else "shipped"
+def _embedding(text: str, name: str) -> Path | None:
+    if text == "none":
+        return None
     if not Path(text).is_file():
-        raise InputError(f"{name}: {text!r}; neither a file of foretrain embed train, nor none, nor shipped")
+        raise InputError(f"{name}: {text!r}; neither a file of foretrain embed train nor none")
     return Path(text)
 
 
@@ -107,8 +107,8 @@ class PredictDDLSettings:
         parse=_form,
         metavar="FORM",
     )
-    embedding: Path | Literal["shipped"] | None = option(  # noqa: RUF009
-        "shipped", "A file of foretrain embed train, shipped, or none.", parse=_embedding, metavar="FILE"
+    embedding: Path | None = option(  # noqa: RUF009
+        None, "A file of foretrain embed train, or none.", parse=_embedding, metavar="FILE"
     )
 
 
@@ -118,8 +118,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
 
     ``form = "paper"``: ``log step = regressor(embedding, cluster)``. ``form = "ratio"``: the regressor, which
     then also sees the work by families of operators, gives the logarithm of the step time over that of a
-    physical baseline with fitted parameters. ``embedding``: a file, "shipped" for that of the package, or
-    None for none.
+    physical baseline with fitted parameters. ``embedding``: a file of ``foretrain embed train``, or None.
     """
 
     name: ClassVar[str] = "predictddl"
@@ -128,11 +127,11 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
     settings: ClassVar[type[Any] | None] = PredictDDLSettings
 
     def __init__(
-        self, *, form: Form = "ratio", embedding: Path | Embedder | Literal["shipped"] | None = "shipped",
+        self, *, form: Form = "ratio", embedding: Path | Embedder | None = None,
         candidates: Sequence[str] = tuple(CANDIDATES)
     ) -> None:  # fmt: skip
         self.form, self.embedding, self.candidates = form, embedding, tuple(candidates)
-        self.fresh = form == "ratio" and embedding == "shipped"
+        self.fresh = form == "ratio" and embedding is None
 
     def configure(self, settings: PredictDDLSettings) -> None:
         """Take the settings of a new one; what was learned already has a form and an embedding."""
@@ -286,7 +285,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
             raise InputError("embedding: this predictor was made without one")
         if isinstance(self.embedding, Embedder):
             return self.embedding
-        return load_embedding(SHIPPED / _EMBEDDING if isinstance(self.embedding, str) else self.embedding)
+        return load_embedding(self.embedding)
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
         from safetensors.numpy import save
