@@ -1,15 +1,15 @@
 """Scores PredictDDL on architectures and cluster sizes that were not seen, as its paper does.
 
-    python benchmarks/predictddl.py embed --runs data/h200_steps.jsonl --out DIR
     python benchmarks/predictddl.py score --runs data/cpu16_campaign.jsonl.zst [--embedding FILE ...]
                                           [--results FILE] [--plot FILE]
     python benchmarks/predictddl.py score --runs timm_rtx3090.jsonl --one-each --folds 5
+    python benchmarks/predictddl.py select --runs DIR --out runs.jsonl
     python benchmarks/predictddl.py speed --runs data/cpu16_campaign.jsonl.zst
 
-Beside it stand Ernest, CherryPick, a FLOPs regression and DeletePop. ``embed`` trains the embedding both
-ways. Leave-one-architecture-out and leave-family-out: whoever forecasts a run has learned from no run of its
-architecture (its family). Ernest and CherryPick then put all other architectures into one law; beside that
-they are scored with profiling runs of the very workload.
+Beside it stand Ernest, CherryPick, a FLOPs regression and DeletePop. Leave-one-architecture-out and
+leave-family-out: whoever forecasts a run has learned from no run of its architecture (its family). Ernest and
+CherryPick then put all other architectures into one law; beside that they are scored with profiling runs of
+the very workload. ``select`` writes the public runs that the shipped predictors of GPUs learn from.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import functools
 import json
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,15 +39,7 @@ from foretrain.predictors.base import Predictor
 from foretrain.predictors.cherrypick import CherryPickPredictor
 from foretrain.predictors.ernest import TERMS, ErnestPredictor, terms
 from foretrain.predictors.flops_regression import FlopsPredictor
-from foretrain.predictors.predictddl.features import primitives
-from foretrain.predictors.predictddl.predictor import (
-    SHIPPED,
-    Embedder,
-    PredictDDLPredictor,
-    embedding_module,
-    load_embedding,
-)
-from foretrain.predictors.predictddl.random import sketch
+from foretrain.predictors.predictddl.predictor import PredictDDLPredictor
 from foretrain.predictors.seen import workload_key
 
 Array = npt.NDArray[np.float64]
@@ -117,6 +110,25 @@ def splits(
 def keep_graphs() -> None:
     """Hold the graphs of all runs in memory: every fold asks for them again."""
     cache.read_graph = functools.lru_cache(maxsize=None)(cache.read_graph.__wrapped__)
+
+
+PUBLIC = ("ets_t4", "pollux_t4", "nvidia_deeplearningexamples")
+"""Public runs of data-parallel training on T4 and A100, beside those of ``timm_rtx3090``."""
+SAMPLED = 200
+"""Runs of ``ets_t4`` that are drawn: each has classes of its own and so a graph of its own."""
+
+
+def select(options: argparse.Namespace) -> None:
+    """Write the public runs that the shipped predictors of GPUs learn from, without those on V100."""
+    chosen = one_each(read(options.runs / "timm_rtx3090.jsonl"))
+    for name in PUBLIC:
+        runs = read(options.runs / f"{name}.jsonl")
+        if name == "ets_t4":
+            random.Random(0).shuffle(runs)
+            runs = runs[:SAMPLED]
+        chosen += [run for run in runs if not run.job.cluster.device.name.startswith("v100")]
+    options.out.write_text("".join(json.dumps(run.to_dict()) + "\n" for run in chosen))
+    print(f"{len(chosen)} runs in {options.out}")
 
 
 # Scores
@@ -334,36 +346,6 @@ def _panel(title: str, measured: Array, predicted: Array, ends: tuple[float, flo
     return f'<g transform="translate({left + 45}, 40)">{frame}{points}{ticks}{words}</g>'
 
 
-# The embedding
-
-
-def embed(options: argparse.Namespace) -> None:
-    """Train it either way and keep both."""
-    network = embedding_module()
-    zoo: dict[str, Any] = {}
-    for run in read(options.runs):
-        if (
-            run.job.workload.model.source != "torchvision" and architecture(run) not in zoo
-        ):  # the campaign's models stay unseen
-            zoo[architecture(run)] = primitives(capture_job(run.job))
-    known = [graph for graph in zoo.values() if len(graph.kinds) <= 200]
-    graphs = [sketch(seed, deepest=4 + seed % 10).primitives() for seed in range(options.sketches)]
-    for number, graph in enumerate(known):
-        graphs.insert(7 * number % max(len(graphs), 1), graph)
-    print(f"{len(graphs)} graphs, {len(known)} of them from the zoo")
-    options.out.mkdir(parents=True, exist_ok=True)
-    small = [sketch(seed, side=8, widest=32, deepest=4) for seed in range(300)]
-    ways = {
-        "costs": lambda: network.train_costs(graphs, epochs=options.epochs, size=16, rate=1e-2),
-        "parameters": lambda: network.train_parameters(small, steps=options.steps),
-        "untrained": network.untrained,
-    }
-    for name, train in ways.items():
-        start = time.perf_counter()
-        train().save(options.out / f"{name}.safetensors")
-        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-
-
 # Speed
 
 
@@ -377,13 +359,11 @@ def speed(options: argparse.Namespace) -> None:
         f"PredictDDL learns from {len(runs)} runs in {time.perf_counter() - start:.1f} "
         f"s, {time.process_time() - busy:.1f} s of it on the CPU"
     )
-    fresh = PredictDDLPredictor(embedding=Embedder(load_embedding(SHIPPED / "embedding.safetensors").network))
-    fresh.learned_ = predictor.learned_
-    fresh.predict(asked[0].job)
+    predictor.predict(asked[0].job)
     steps: dict[str, Callable[[Run], object]] = {
         "tracing the model": lambda run: capture_job(run.job, refresh=True),
-        "embedding and regression": lambda run: fresh.predict(run.job),
-        "a graph that was seen": lambda run: fresh.predict(run.job),
+        "regression": lambda run: predictor.predict(run.job),
+        "a graph that was seen": lambda run: predictor.predict(run.job),
     }
     times: dict[str, list[tuple[float, float]]] = {what: [] for what in steps}
     for run in asked[1:]:
@@ -413,15 +393,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    for name, what in (("embed", embed), ("score", score), ("speed", speed)):
+    for name, what in (("score", score), ("select", select), ("speed", speed)):
         command = commands.add_parser(name)
         command.set_defaults(what=what)
         command.add_argument("--runs", type=reading.existing, required=True)
-        if name == "embed":
+        if name == "select":
             command.add_argument("--out", type=Path, required=True)
-            command.add_argument("--sketches", type=int, default=600)
-            command.add_argument("--epochs", type=int, default=24)
-            command.add_argument("--steps", type=int, default=400)
         if name == "score":
             command.add_argument(
                 "--embedding",

@@ -33,6 +33,7 @@ COMMANDS = {
     "catalog": "What is known: devices, nodes, hosts, models and prices, each with its source.",
     "check": "Hold a job against limits of time, cost and memory: exit code 0 where all hold, 1 where not.",
     "design": "Choose what to measure next: the candidates that tell most for their cost.",
+    "embed": "Make the embeddings of architectures that predictddl learns from.",
     "evaluate": "Errors of predictors on measured runs.",
     "explain": "Why B takes more or less time and memory than A, by cause.",
     "fit": "Calibrate a predictor to measured runs, or learn its operator models from an operator dataset.",

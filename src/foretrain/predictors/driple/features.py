@@ -16,7 +16,7 @@ from foretrain.duration import batch_loading_s
 from foretrain.errors import ForetrainError, UnsupportedJob
 from foretrain.graph import CATEGORIES, PHASES, Operator, OpGraph
 from foretrain.job import Job, Run
-from foretrain.predictors.predictddl.features import family_of
+from foretrain.predictors.predictddl.families import family_of
 
 Array = npt.NDArray[np.float64]
 

@@ -1,151 +1,42 @@
 """Fits few physical parameters to measured steps, and gives step times from what workers do.
 
-``step = both(device, host) cores machine (1 + crowding log(busy cores)) (1 + by_servers servers) +
+On CPUs ``step = both(device, host) cores machine (1 + crowding log(busy cores)) (1 + by_servers servers) +
 exchange``: the device's seconds are its arithmetic and traffic at peak rates, each kind times a factor (of
 arithmetic: 1 or more, as nothing beats the peak); the host's are calls; both run beside one another (the
-power of a norm says how well). The exchange of gradients is what ``costs.collectives`` makes of the bytes and
-the messages on the slowest link, times factors.
+power of a norm says how well). On GPUs the parts of a step are played (``gpu.py``). The exchange of gradients
+is what ``costs.collectives`` makes of the bytes and the messages on the slowest link, times factors.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.costs.collectives import Collectives, team
 from foretrain.job import Job
-from foretrain.predictors.predictddl.features import COMPUTING, FAMILIES, MOVING, OperatorWork
+from foretrain.predictors.predictddl import gpu
+from foretrain.predictors.predictddl.exchange import LINK_TERMS, exchange
+from foretrain.predictors.predictddl.families import COMPUTING, FAMILIES, MOVING
+from foretrain.predictors.predictddl.features import OperatorWork
+from foretrain.predictors.predictddl.machines import busy_cores, machine_of, sharing
 
 Array = npt.NDArray[np.float64]
 
 _CONVOLUTION_TRAFFIC = ("dense convolutions", "sparse convolutions", "product")
 _TRAFFIC = (*MOVING, *_CONVOLUTION_TRAFFIC)
-_DEVICE_TERMS = (
+_CPU_TERMS = (
     *(f"{name}: arithmetic above the peak" for name in COMPUTING),
     *(f"{name}: traffic" for name in _TRAFFIC),
     "convolutions: calls",
 )
-_LINK_TERMS = tuple(
-    f"{exchange}: {term}"
-    for exchange in ("all-reduce", "servers")
-    for term in (
-        "bytes in a node",
-        "bytes above the network's rate",
-        "bytes per neighbour",
-        "delay",
-        "messages",
-    )
-)
-_ALL_REDUCED = 1
-"""The place of what all-reduces send over a network, of which a part is hidden beside the backward pass."""
-BASELINE = (
-    *_DEVICE_TERMS,
-    *_LINK_TERMS,
-    *("calls", "crowding", "crowding by servers", "several cores", "lost by cores", "shared cores"),
-    *("hides no exchange", "overlap"),
-)
-"""The parameters, each as the logarithm of its ratio to a first guess. After them come those of machines: the
-logarithm of how slow each is."""
-
-
-_ABOVE = [BASELINE.index(name) for name in BASELINE if " above " in name]
-"""Those that add to 1: nothing beats a device's peak or a link's rate."""
-
-
-class BaselineParameters(NamedTuple):
-    """The parameters themselves, in the order of ``BASELINE``."""
-
-    device: Array
-    """Factors of ``_DEVICE_TERMS``."""
-    link: Array
-    """Factors of ``_LINK_TERMS``."""
-    call_s: float
-    crowding: float
-    server_crowding: float
-    several_cores: float
-    lost_by_cores: float
-    shared_cores: float
-    hides_nothing: float
-    overlap: float
-
-    @classmethod
-    def of(cls, logs: Array) -> BaselineParameters:
-        values = np.exp(logs)
-        values[_ABOVE] += 1
-        device, link, rest = np.split(values, [len(_DEVICE_TERMS), len(_DEVICE_TERMS) + len(_LINK_TERMS)])
-        return cls(device, link, *rest)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Guess:
-    """The parameters before any run is seen; runs move most by a factor of e^2 either way."""
-
-    arithmetic: float
-    """Seconds over those at the peak, the part above 1."""
-    traffic: float
-    """Seconds over those at the rate of the device's memory."""
-    convolution_s: float
-    """Of each call of a convolution on the device."""
-    exchange: float = 1.0
-    """Seconds over those that the white box gives."""
-    network: float = 0.1
-    """Seconds over those at the network's rate, the part above 1."""
-    exchange_per_neighbour: float = 0.3
-    """Seconds over those at ``_MEMORY_BYTES_PER_S``, for ``_NEIGHBOURS`` more workers on a machine."""
-    delay_s: float
-    """Of an exchange."""
-    call_s: float
-    """Of the host, for each call."""
-    crowding: float
-    """Slowdown of a worker for each e-fold of the busy cores of its machine."""
-    server_crowding: float = 0.05
-    several_cores: float = 0.8
-    """Time of a worker of several cores over what their number gives: threads of autograd and of the network
-    have cores of their own."""
-    lost_by_cores: float = 0.2
-    """The power of the cores by which a worker's time on them is above its share."""
-    shared_cores: float = 1.0
-    """The power of the processes for each core by which they are slower."""
-    hides_nothing: float = 0.7
-    """The share of a worker's computing beside which no gradients are summed up over a network."""
-    overlap: float
-    """The power of the norm above 1: 0 where device and host wait for one another."""
-
-    @property
-    def logs(self) -> Array:
-        device = [self.arithmetic] * len(COMPUTING) + [self.traffic] * len(_TRAFFIC) + [self.convolution_s]
-        link = [self.exchange, self.network, self.exchange_per_neighbour, self.delay_s, self.exchange]
-        rest = [self.call_s, self.crowding, self.server_crowding]
-        rest += [self.several_cores, self.lost_by_cores, self.shared_cores, self.hides_nothing, self.overlap]
-        return np.log([*device, *link, *link, *rest])
-
-
-_CPU = _Guess(
-    arithmetic=2.0, traffic=80.0, convolution_s=1e-4, delay_s=1e-2, call_s=3e-5, crowding=0.05, overlap=0.05
-)
-"""Of one core, whose memory rate in the catalogue is that of the whole machine."""
-_GPU = _Guess(
-    arithmetic=1.0, traffic=1.5, convolution_s=1e-6, delay_s=1e-3, call_s=1e-5, crowding=0.01, overlap=2.0
-)
 _GUESS_DEVIATION, _NOISE = 2.0, 0.12
 """How far a parameter may lie from its guess, and a run from the baseline, as standard deviations of
 logarithms."""
-_KNOWN_DEVIATIONS = {
-    "all-reduce: bytes above the network's rate": 0.7,
-    "servers: bytes above the network's rate": 0.7,
-    "several cores": 0.7,
-    "lost by cores": 0.7,
-    "shared cores": 0.3,
-    "hides no exchange": 0.3,
-}
-"""The same of parameters that are known better."""
 MACHINE_DEVIATION = 0.35
 """How far machines lie from one another, as far as is known before runs of several are seen."""
 _TYPE_DEVIATION = 0.4
@@ -153,58 +44,95 @@ _TYPE_DEVIATION = 0.4
 guesses where these are known better."""
 _FARTHEST = 9.0
 """A logarithm that no parameter moves beyond."""
-_OUTLIER, _EVALUATIONS = 2.0, 60
-"""Standard deviations from which on a run pulls less, and steps of the fit."""
+_OUTLIER, _EVALUATIONS, _SETTLED = 2.0, 60, 1e-4
+"""Standard deviations from which on a run pulls less, steps of the fit at most, and the share of the misfit
+by which a step must improve it."""
 _MOST_OVERLAP = 10.0
-_GRADIENT_BYTES = 4
-"""Of a parameter: gradients are exchanged in fp32."""
-_FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20
-"""Bytes of the gradients that torch's DistributedDataParallel sends at once."""
-_MEMORY_BYTES_PER_S = 1e9
-_NEIGHBOURS = 8
-"""Further workers on a machine for which the guess of what an exchange takes for each holds."""
-_LEAST_S = 1e-12
+_LEAST_S, _STEP = 1e-12, 1e-6
 
 
-# Machines
+@dataclass(frozen=True, eq=False)
+class Law:
+    """Names of parameters in their order, guesses of each, and how well guesses are known.
 
-
-_PROCESSORS = ("xeon", "epyc", "ryzen", "opteron", "threadripper", "graviton", "altra", "grace", "apple")
-"""Names by which a machine is known, whatever else is said of it."""
-
-
-def host_cores(host: str | None) -> int | None:
-    """The cores of a machine, where the words for it tell them.
-
-    >>> host_cores("AMD EPYC, 2 cores"), host_cores("16-core Xeon"), host_cores("laptop")
-    (2, 16, None)
+    A parameter is the logarithm of its ratio to its guess. After them come those of machines: the logarithm
+    of how slow each is.
     """
-    found = re.search(r"(\d+)[ -]cores?\b", host or "")
-    return int(found.group(1)) if found else None
+
+    guesses: Mapping[str, float]
+    deviations: Mapping[str, float] = field(default_factory=dict)
+    """Of those that are known better, or worse, than ``_GUESS_DEVIATION``."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.guesses)
+
+    def values(self, logs: Array) -> dict[str, float]:
+        """The parameters themselves: what is above a peak or a rate adds to 1, as nothing beats it."""
+        found = np.exp(np.log(list(self.guesses.values())) + logs[: len(self.guesses)])
+        return {
+            name: float(value) + (" above " in name)
+            for name, value in zip(self.guesses, found.tolist(), strict=True)
+        }
 
 
-def machine_of(job: Job) -> str:
-    """The kind of machine whose cores do the work: processor and cores, as far as the words for it tell;
-    '' where they are missing, and of other devices.
-
-    In virtual machines that is all that is recorded.
-    """
-    host = (job.cluster.host or "") if job.cluster.device.is_cpu else ""
-    name = next((one for one in _PROCESSORS if one in host.lower()), None)
-    return host if name is None else f"{name}, {host_cores(host) or '?'} cores"
+_EXCHANGE_DEVIATIONS = {
+    "all-reduce: bytes above the network's rate": 0.7,
+    "servers: bytes above the network's rate": 0.7,
+    "hides no exchange": 0.3,
+}
 
 
-def busy_cores(job: Job) -> float:
-    """Cores that the workers of a job want on each machine; of devices that are no CPU, workers."""
-    cluster = job.cluster
-    cores = cluster.device.cores if cluster.device.is_cpu else 1
-    return cluster.world_size * cores / (cluster.machines or cluster.nodes)
+def _links(in_a_node: float, delay_s: float) -> dict[str, float]:
+    """Guesses of seconds over those that the white box gives (over a network: the part above 1), for
+    ``_NEIGHBOURS`` more workers on a machine, and of an exchange."""
+    guessed = (in_a_node, 0.1, 0.3, delay_s, 1.0)
+    return dict(zip(LINK_TERMS, (*guessed, *guessed), strict=True))
 
 
-def sharing(job: Job) -> float:
-    """Processes for each core of the machine, at least 1; servers wait while workers compute."""
-    cores = host_cores(job.cluster.host)
-    return 1.0 if cores is None or not job.cluster.device.is_cpu else max(1.0, busy_cores(job) / cores)
+CPU = Law(
+    {
+        **dict.fromkeys(_CPU_TERMS[: len(COMPUTING)], 2.0),
+        **dict.fromkeys(_CPU_TERMS[len(COMPUTING) : -1], 80.0),  # of one core; the rate is of all of them
+        _CPU_TERMS[-1]: 1e-4,
+        **_links(1.0, 1e-2),
+        "calls": 3e-5,  # seconds of the host
+        "crowding": 0.05,  # slowdown for each e-fold of the busy cores of a machine
+        "crowding by servers": 0.05,
+        "several cores": 0.8,  # threads of autograd and of the network have cores of their own
+        "lost by cores": 0.2,  # the power of the cores by which a worker's time is above its share
+        "shared cores": 1.0,  # the power of the processes for each core by which they are slower
+        "hides no exchange": 0.7,  # the share of computing beside which no gradients are summed up
+        "overlap": 0.05,  # the power of the norm above 1: 0 where device and host wait for one another
+    },
+    {
+        **_EXCHANGE_DEVIATIONS,
+        "several cores": 0.7,
+        "lost by cores": 0.7,
+        "shared cores": 0.1,
+    },
+)
+_HOST_TERMS = tuple(f"host: {name}" for name in gpu.HOST_TERMS)
+_WEIGHTS = tuple(f"{kind}: {trait}" for kind in gpu.GPU_KINDS for trait in gpu.TRAITS)
+_ANY_DEVIATION, _TRAIT_DEVIATION = 1.0, 0.3
+"""How far weights of traits may lie from 0; the first is what is always there."""
+GPU = Law(
+    {
+        **dict.fromkeys(_WEIGHTS, 1.0),
+        **dict(zip(_HOST_TERMS, gpu.GUESSED_HOST.tolist(), strict=True)),
+        **_links(1.0, 1e-3),
+        "crowding": 0.01,
+        "crowding by servers": 0.05,
+        "hides no exchange": 0.5,
+        "starts idle": 1.0,  # weight of a step from an idle device beside one of many without a pause
+    },
+    {
+        **_EXCHANGE_DEVIATIONS,
+        **dict.fromkeys(_HOST_TERMS, 1.0),
+        **{name: _ANY_DEVIATION if name.endswith(": any") else _TRAIT_DEVIATION for name in _WEIGHTS},
+    },
+)
+"""Weights of traits are logarithms as they are: the guess of their exponent is 1."""
 
 
 # Terms
@@ -212,10 +140,10 @@ def sharing(job: Job) -> float:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Physics:
-    """The terms of runs, a row each, that the baseline weighs."""
+    """The terms of runs, a row each, that the baseline weighs; all of them on CPUs, or on GPUs."""
 
-    device: Array
-    """Seconds, as ``_DEVICE_TERMS`` names them; the last are calls."""
+    device: npt.NDArray[Any]
+    """On CPUs seconds, as ``_CPU_TERMS`` names them (the last are calls); on GPUs what each does."""
     calls: Array
     link: Array
     busy: Array
@@ -225,9 +153,19 @@ class Physics:
     shared: Array
     """Processes for each core."""
     servers: Array
+    computing: Array
+    """Seconds of arithmetic at the peak."""
     machine: npt.NDArray[np.int64]
     """The place of the machine among those that are known; -1 for any other."""
-    gpu: npt.NDArray[np.bool_]
+
+    @property
+    def law(self) -> Law:
+        return GPU if self.device.dtype == object else CPU
+
+    @functools.cached_property
+    def side_by_side(self) -> gpu.Calls:
+        """What GPUs do."""
+        return gpu.Calls(self.device.tolist())
 
     def __getitem__(self, chosen: Any) -> Physics:
         return Physics(
@@ -240,103 +178,141 @@ def physics(works: Sequence[OperatorWork], jobs: Sequence[Job], machines: Sequen
     that have a parameter."""
     served = np.array([bool(job.plan.servers) for job in jobs], dtype=np.float64)
     cores = np.array([job.cluster.device.cores if job.cluster.device.is_cpu else 1 for job in jobs])
-    arithmetic = np.array([work.arithmetic_s for work in works]).T[: len(COMPUTING)]
-    shares = np.array([work.traffic_s for work in works]).T / cores
-    moved = dict(zip(FAMILIES, shares, strict=True))
-    moved["dense convolutions"] = moved["convolution"] + moved["pointwise convolution"]
-    moved["sparse convolutions"] = moved["grouped convolution"] + moved["depthwise convolution"]
-    traffic = [moved[name] for name in _TRAFFIC]
-    exchanged = np.array([_exchange(work, job) for work, job in zip(works, jobs, strict=True)])
+    arithmetic = np.array([work.arithmetic_s for work in works])[:, : len(COMPUTING)]
+    on_gpus = [work.on_gpu for work in works if work.on_gpu is not None]
+    exchanged = np.array([exchange(work.parameters, job) for work, job in zip(works, jobs, strict=True)])
     alone = (1 - served)[:, None]
     places = {name: place for place, name in enumerate(machines)}
     return Physics(
-        device=np.column_stack([*arithmetic, *traffic, [work.convolutions for work in works]]),
+        device=_objects(on_gpus) if on_gpus else _on_cores(works, arithmetic, cores),
         calls=np.array([work.calls for work in works]),
         link=np.hstack([exchanged * alone, exchanged * (1 - alone)]),
         busy=np.array([busy_cores(job) for job in jobs]),
         cores=cores.astype(np.float64),
         shared=np.array([sharing(job) for job in jobs]),
         servers=served,
+        computing=arithmetic.sum(axis=1),
         machine=np.array([places.get(machine_of(job), -1) for job in jobs], dtype=np.int64),
-        gpu=np.array([not job.cluster.device.is_cpu for job in jobs]),
     )
 
 
-def _exchange(work: OperatorWork, job: Job) -> tuple[float, ...]:
-    """The terms of the exchange of gradients that a job makes, by the white box; zeros where there is
-    none."""
-    cluster, plan = job.cluster, job.plan
-    if cluster.world_size == 1 and not plan.servers:
-        return (0.0,) * (len(_LINK_TERMS) // 2)
-    sent_bytes = work.parameters * _GRADIENT_BYTES
-    network, sizes = Collectives(cluster), np.array([sent_bytes, 0.0])
-    if plan.servers:
-        workers = 1 if plan.asynchronous else cluster.world_size
-        own = 0 if cluster.servers is None else cluster.servers.nodes
-        times = network.parameter_server_s(
-            sizes, workers=workers, servers=plan.servers, nodes=cluster.nodes, server_nodes=own
-        )
-        messages_s = float(times[1])
-    else:
-        everyone = team(cluster.world_size, 1, cluster.devices_per_node)
-        times = network.time_s("all_reduce", sizes, everyone)
-        messages_s = float(times[1]) * (1 + math.ceil(max(sent_bytes - _FIRST_BUCKET, 0.0) / _BUCKET))
-    moving_s = float(times[0] - times[1])
-    inside, outside = (0.0, moving_s) if job.over_network else (moving_s, 0.0)
-    neighbours = cluster.world_size / (cluster.machines or cluster.nodes) - 1
-    return inside, outside, sent_bytes / _MEMORY_BYTES_PER_S * neighbours / _NEIGHBOURS, 1.0, messages_s
+def _objects(works: Sequence[gpu.DeviceWork]) -> npt.NDArray[Any]:
+    column = np.empty(len(works), dtype=object)
+    column[:] = works
+    return column
 
 
-# The law
+def _on_cores(works: Sequence[OperatorWork], arithmetic: Array, cores: npt.NDArray[Any]) -> Array:
+    shares = np.array([work.traffic_s for work in works]).T / cores
+    moved = dict(zip(FAMILIES, shares, strict=True))
+    moved["dense convolutions"] = moved["convolution"] + moved["pointwise convolution"]
+    moved["sparse convolutions"] = moved["grouped convolution"] + moved["depthwise convolution"]
+    traffic = [moved[name] for name in _TRAFFIC]
+    return np.column_stack([*arithmetic.T, *traffic, [work.convolutions for work in works]])
+
+
+# The laws
+
+_SENT = LINK_TERMS.index("all-reduce: bytes above the network's rate")
+_SENT_INSIDE = LINK_TERMS.index("all-reduce: bytes in a node")
+_TO_SERVERS = LINK_TERMS.index("servers: bytes above the network's rate")
 
 
 def baseline(logs: Array, terms: Physics) -> Array:
     """The logarithm of the step time.
 
-    The device beside the host that issues calls, crowded by other workers; the exchange after it.
+    The device beside the host that issues calls, crowded by other workers; the exchange after it, but for the
+    part of an all-reduce that is hidden beside the backward pass (of CPUs: where it goes over a network).
     """
-    if terms.gpu.any() and not terms.gpu.all():
-        log_times = np.empty(len(terms.gpu))
-        for rows in (terms.gpu, np.logical_not(terms.gpu)):
-            log_times[rows] = baseline(logs, terms[rows])
-        return log_times
-    guess = (_GPU if terms.gpu.any() else _CPU).logs
-    fitted = BaselineParameters.of(guess + logs[: len(BASELINE)])
-    slowness = np.append(logs[len(BASELINE) :], 0.0)  # of any other machine: 0
-    power = 1.0 + min(fitted.overlap, _MOST_OVERLAP)
-    device_s = (terms.device @ fitted.device + _LEAST_S) * terms.cores**fitted.lost_by_cores
-    host_s = terms.calls * fitted.call_s + _LEAST_S
+    fitted = terms.law.values(logs)
+    worker = _core_time(fitted, terms) if terms.law is CPU else _gpu_time(logs, terms).worker.seconds
+    return _with_others(fitted, _slowness(logs, terms), worker, terms)[0]
+
+
+def _crowding(fitted: Mapping[str, float], terms: Physics) -> Array:
+    by_workers = 1 + fitted["crowding"] * np.log(np.maximum(terms.busy, 1.0))
+    return by_workers * (1 + fitted["crowding by servers"] * terms.servers)
+
+
+def _slowness(logs: Array, terms: Physics) -> Array:
+    """Of the machine of each run: 1 for any other than those that are known."""
+    return np.exp(np.append(logs[len(terms.law.guesses) :], 0.0)[terms.machine])
+
+
+def _with_others(
+    fitted: Mapping[str, float], slowness: Array, worker: Array, terms: Physics
+) -> tuple[Array, Array]:
+    """The logarithm of the step time of workers that compute for so long, and its slope by the logarithm of
+    that."""
+    weights = np.array([fitted[name] for name in LINK_TERMS])
+    crowded = worker * slowness * _crowding(fitted, terms)
+    hideable = terms.link[:, _SENT] * weights[_SENT]
+    if terms.law is GPU:
+        hideable = hideable + terms.link[:, _SENT_INSIDE] * weights[_SENT_INSIDE]
+    share = 1 - min(fitted["hides no exchange"], 1.0)
+    hidden = np.minimum(hideable, crowded * share)
+    total = crowded + terms.link @ weights - hidden
+    own = crowded * np.where(hideable > crowded * share, 1 - share, 1.0)
+    return np.log(total), own / total
+
+
+def _core_time(fitted: Mapping[str, float], terms: Physics) -> Array:
+    power = 1.0 + min(fitted["overlap"], _MOST_OVERLAP)
+    device_s = terms.device @ [fitted[name] for name in _CPU_TERMS] + _LEAST_S
+    device_s = device_s * terms.cores ** fitted["lost by cores"]
+    host_s = terms.calls * fitted["calls"] + _LEAST_S
     larger = np.maximum(device_s, host_s)
     both = larger * ((device_s / larger) ** power + (host_s / larger) ** power) ** (1 / power)
-    worker = both * np.where(terms.cores > 1, fitted.several_cores, 1.0) * np.exp(slowness[terms.machine])
-    crowded = worker * (1 + fitted.crowding * np.log(np.maximum(terms.busy, 1.0)))
-    crowded *= (1 + fitted.server_crowding * terms.servers) * terms.shared**fitted.shared_cores
-    exchange = terms.link @ fitted.link
-    hidden = np.minimum(
-        terms.link[:, _ALL_REDUCED] * fitted.link[_ALL_REDUCED],
-        crowded * (1 - min(fitted.hides_nothing, 1.0)),
-    )
-    return np.asarray(np.log(crowded + exchange - hidden))
+    both = both * np.where(terms.cores > 1, fitted["several cores"], 1.0)
+    return np.asarray(both * terms.shared ** fitted["shared cores"])
+
+
+class _GpuTime(NamedTuple):
+    worker: gpu.Played
+    busy: gpu.Played
+    idle: Array
+    """How the worker's seconds change with the logarithm of "starts idle"."""
+
+
+def _gpu_time(logs: Array, terms: Physics, *, slopes: bool = False) -> _GpuTime:
+    """Slopes are by the parameters of the device and the host."""
+    fitted, shape = GPU.values(logs), (len(gpu.GPU_KINDS), len(gpu.TRAITS))
+    calls = terms.side_by_side
+    device_s, by_device = calls.device(logs[: len(_WEIGHTS)].reshape(shape), slopes=slopes)
+    host = calls.host * [fitted[name] for name in _HOST_TERMS]
+    alone, many, busy = gpu.play(device_s, host, by_device)
+    share = fitted["starts idle"] / (1 + fitted["starts idle"])
+    seconds = share * alone.seconds + (1 - share) * many.seconds + _LEAST_S
+    by_both = share * alone.slopes + (1 - share) * many.slopes
+    idle = share * (1 - share) * (alone.seconds - many.seconds)
+    return _GpuTime(gpu.Played(seconds, by_both), gpu.Played(busy.seconds + _LEAST_S, busy.slopes), idle)
 
 
 def least(terms: Physics) -> Array:
     """The logarithm of what no step takes less than: arithmetic at the peak, bytes at the network's rate."""
-    computing = terms.device[:, : len(COMPUTING)].sum(axis=1)
-    sent = terms.link[:, [_ALL_REDUCED, _ALL_REDUCED + len(_LINK_TERMS) // 2]].sum(axis=1)
-    return np.asarray(np.log(np.maximum(computing, sent) + _LEAST_S))
+    sent = terms.link[:, [_SENT, _TO_SERVERS]].sum(axis=1)
+    return np.asarray(np.log(np.maximum(terms.computing, sent) + _LEAST_S))
 
 
-def fit_baseline(terms: Physics, targets: Array, near: Array | None = None, *, machines: int = 0) -> Array:
+def fit_baseline(
+    terms: Physics, targets: Array, near: Array | None = None, *, machines: int = 0, busy: Array | None = None
+) -> Array:
     """The parameters that fit best, with those of so many ``machines``; where runs do not tell, ``near``
-    those of all types or the guesses."""
+    those of all types or the guesses.
+
+    ``busy`` is the logarithm of the time that GPUs were busy, where it was measured (else not a number): it
+    tells what of a step is the device's.
+    """
     from scipy.optimize import least_squares
 
-    guessed = [_KNOWN_DEVIATIONS.get(name, _GUESS_DEVIATION) for name in BASELINE]
+    law = terms.law
+    guessed = [law.deviations.get(name, _GUESS_DEVIATION) for name in law.names]
     deviation = np.array([*guessed, *[MACHINE_DEVIATION] * machines])
     start = np.zeros(len(deviation)) if near is None else near
     if near is not None:
         deviation = np.minimum(_TYPE_DEVIATION, _TYPE_DEVIATION * deviation)
-    measured = len(BASELINE) + np.unique(terms.machine[terms.machine >= 0])
+    measured = len(law.names) + np.unique(terms.machine[terms.machine >= 0])
+    told = np.zeros(len(targets), dtype=np.bool_) if busy is None or law is CPU else np.isfinite(busy)
 
     def parameters(logs: Array) -> Array:
         """What all machines share is in the other parameters: theirs are beside the mean."""
@@ -346,8 +322,35 @@ def fit_baseline(terms: Physics, targets: Array, near: Array | None = None, *, m
         return values
 
     def residuals(logs: Array) -> Array:
-        misses = baseline(parameters(logs), terms) - targets
-        return np.concatenate([misses / _NOISE, (logs - start) / deviation])
+        values, misses = parameters(logs), [(logs - start) / deviation]
+        if busy is not None and told.any():
+            misses.insert(0, (np.log(_gpu_time(values, terms).busy.seconds) - busy)[told] / _NOISE)
+        return np.concatenate([(baseline(values, terms) - targets) / _NOISE, *misses])
 
-    fit = least_squares(residuals, start, loss="soft_l1", f_scale=_OUTLIER, max_nfev=_EVALUATIONS)
+    fit = least_squares(
+        residuals, start, loss="soft_l1", f_scale=_OUTLIER, max_nfev=_EVALUATIONS, ftol=_SETTLED,
+        jac="2-point" if law is CPU else lambda logs: _gpu_slopes(logs, terms, deviation, told),
+    )  # fmt: skip
     return parameters(np.asarray(fit.x, dtype=np.float64))
+
+
+def _gpu_slopes(logs: Array, terms: Physics, deviation: Array, told: npt.NDArray[np.bool_]) -> Array:
+    """Of the residuals of a fit to GPUs: of what is played in closed form, of the rest by small steps."""
+    law, played = terms.law, len(_WEIGHTS) + len(_HOST_TERMS)
+    fitted = law.values(logs)
+    time = _gpu_time(logs, terms, slopes=True)
+    log_times, own = _with_others(fitted, _slowness(logs, terms), time.worker.seconds, terms)
+    by_time = (own / time.worker.seconds)[:, None]
+    slopes = np.zeros((len(log_times), len(logs)))
+    slopes[:, :played] = time.worker.slopes * by_time
+    slopes[:, law.names.index("starts idle")] = time.idle * by_time[:, 0]
+    for place in range(played, len(logs)):
+        if place < len(law.names) and law.names[place] == "starts idle":
+            continue
+        moved = logs.copy()
+        moved[place] += _STEP
+        other, _ = _with_others(law.values(moved), _slowness(moved, terms), time.worker.seconds, terms)
+        slopes[:, place] = (other - log_times) / _STEP
+    of_busy = np.zeros((int(told.sum()), len(logs)))
+    of_busy[:, :played] = (time.busy.slopes / time.busy.seconds[:, None])[told]
+    return np.concatenate([slopes / _NOISE, of_busy / _NOISE, np.diag(1 / deviation)])

@@ -2,40 +2,33 @@
 
 Nodes are operators with a shape encoding. A gated graph network visits them in topological order, forward and
 then backward; beside its neighbours a node hears those further up its paths, the more softly the further
-(virtual edges, weight 1 / shortest path). The mean over the nodes is the embedding. Two ways to train it:
-``train_parameters`` lets a decoder predict the weights of small networks, which then classify digits (the
-hypernetwork objective); ``train_costs`` lets a decoder predict what an architecture costs (``TARGETS``).
+(virtual edges, weight 1 / shortest path). The mean over the nodes is the embedding.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import global_mean_pool
 
 from foretrain.errors import InputError
 from foretrain.predictors.neural import one_thread, read_weights, write_weights
-from foretrain.predictors.predictddl.features import KINDS, SHAPES, TARGETS, Primitives, cost_targets
-from foretrain.predictors.predictddl.random import Layer, Sketch
+from foretrain.predictors.predictddl.primitives import KINDS, SHAPES, Primitives
 
-FORMAT = "foretrain-predictddl-embedding/2"
-_DECODERS = ("costs.", "weights.")
-"""Parts of the network that only training needs."""
+FORMAT = "foretrain-predictddl-embedding/3"
+ANY = "any"
+"""Stands for a network that embeds graphs of every dataset type."""
 SIZE = 32
 FAR = 10
 """Shortest path up to which nodes hear one another by virtual edges (GHN-2: 50; beyond 10 the weight is below
 a tenth)."""
-TILE = 16
-"""Channels either way of the block of weights that the decoder predicts; wider layers repeat it."""
 
 Array = npt.NDArray[np.float64]
 
@@ -137,7 +130,7 @@ def _waves(count: int, sources: Any, targets: Any, lengths: Any) -> tuple[Wave, 
 
 
 class HyperNetwork(nn.Module):
-    """Node embedding, gated graph network, mean readout, and a decoder for either way of training."""
+    """Node embedding, gated graph network and mean readout; whoever trains it has a decoder of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,8 +139,6 @@ class HyperNetwork(nn.Module):
         self.far = nn.Sequential(nn.Linear(SIZE, SIZE), nn.ReLU(), nn.Linear(SIZE, SIZE))
         self.cell = nn.GRUCell(SIZE, SIZE)
         self.norm = nn.LayerNorm(SIZE)
-        self.costs = nn.Sequential(nn.Linear(SIZE, 64), nn.ReLU(), nn.Linear(64, len(TARGETS)))
-        self.weights = nn.Sequential(nn.Linear(SIZE, 64), nn.ReLU(), nn.Linear(64, TILE * TILE * 9))
 
     def nodes(self, batch: GraphBatch) -> Tensor:
         """The embedding of every node after one forward and one backward traversal."""
@@ -176,40 +167,46 @@ class HyperNetwork(nn.Module):
             )
         return hidden
 
-    def tensors_of(self, node: Tensor, layer: Layer) -> Tensor:
-        """The weights of a layer from its node: a tile, repeated to the layer's width and scaled to keep the
-        signal's size."""
-        kernel, inward = layer.kernel, layer.channels_in // layer.groups
-        tile: Tensor = self.weights(node).view(TILE, TILE, 3, 3)
-        tile = tile if kernel == 3 else tile[:, :, 1:2, 1:2]
-        wide = tile.repeat(-(-layer.channels // TILE), -(-inward // TILE), 1, 1)[: layer.channels, :inward]
-        scale: Tensor = (2.0 / (inward * kernel * kernel)) ** 0.5 / (wide.std() + 1e-3)
-        return wide * scale
-
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """A trained network and what is known of its training."""
+    """Trained networks by the dataset type that each is for (or ``ANY``), and what is known of their
+    training."""
 
-    network: HyperNetwork
+    networks: Mapping[str, HyperNetwork]
     facts: Mapping[str, Any]
+    size: ClassVar[int] = SIZE
 
-    def __call__(self, graphs: Sequence[Primitives]) -> Array:
-        """A row of ``SIZE`` numbers for each graph."""
+    def __call__(self, graphs: Sequence[Primitives], kind: str = ANY) -> Array:
+        """A row of ``SIZE`` numbers for each graph; zeros of a dataset type that there is no network for."""
+        network = self.networks.get(kind, self.networks.get(ANY))
+        if network is None:
+            return np.zeros((len(graphs), SIZE))
         rows = []
         with torch.no_grad(), one_thread():
             for first in range(0, len(graphs), 32):
-                rows.append(self.network.eval()(batch_of(graphs[first : first + 32])).numpy())
+                rows.append(network.eval()(batch_of(graphs[first : first + 32])).numpy())
         return np.concatenate(rows).astype(np.float64) if rows else np.zeros((0, SIZE))
 
+    @property
+    def shared(self) -> bool:
+        """Whether rows of all dataset types mean the same."""
+        return list(self.networks) == [ANY]
+
     def save(self, path: Path) -> None:
-        """One safetensors file without the decoders; the facts are JSON in its header."""
+        """One safetensors file; the facts are JSON in its header."""
         tensors = {
-            name: tensor
-            for name, tensor in self.network.state_dict().items()
-            if not name.startswith(_DECODERS)
+            f"{kind}/{name}": tensor
+            for kind, network in self.networks.items()
+            for name, tensor in network.state_dict().items()
         }
-        header = {"format": FORMAT, "kinds": KINDS, "shapes": SHAPES, **self.facts}
+        header = {
+            **self.facts,
+            "format": FORMAT,
+            "kinds": KINDS,
+            "shapes": SHAPES,
+            "types": list(self.networks),
+        }
         write_weights(path, tensors, header)
 
 
@@ -225,150 +222,17 @@ def load(path: Path) -> Embedding:
             f"{path}: format {header.get('format')!r} is not {FORMAT!r} "
             "of this version's primitives; train it again"
         )
-    network = HyperNetwork()
-    network.load_state_dict(tensors, strict=False)
-    return Embedding(network.eval(), header)
-
-
-# Training
+    networks = {}
+    for kind in header["types"]:
+        networks[kind] = HyperNetwork().eval()
+        start = f"{kind}/"
+        own = {name.removeprefix(start): one for name, one in tensors.items() if name.startswith(start)}
+        networks[kind].load_state_dict(own)
+    return Embedding(networks, header)
 
 
 def untrained(seed: int = 0) -> Embedding:
     """The control: random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Embedding(HyperNetwork(), {"objective": "none", "seed": seed})
-
-
-def train_costs(
-    graphs: Sequence[Primitives],
-    *,
-    epochs: int = 20,
-    size: int = 32,
-    rate: float = 3e-3,
-    seed: int = 0,
-    tell: Callable[[str], None] = print,
-) -> Embedding:
-    """A decoder of the embedding predicts ``TARGETS``; every tenth graph is held out and tells how well."""
-    targets = np.array([cost_targets(graph) for graph in graphs])
-    mean, deviation = targets.mean(axis=0), np.maximum(targets.std(axis=0), 0.1)
-    scaled = torch.from_numpy(((targets - mean) / deviation).astype(np.float32))
-    inside, outside = ([i for i in range(len(graphs)) if (i % 10 == 0) == held] for held in (False, True))
-    with one_thread(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = HyperNetwork()
-        batches, test = (_by_size(graphs, some, size) for some in (inside, outside))
-        optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=1e-4)
-        plan = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * len(batches))
-        order, error = random.Random(seed), float("nan")
-        for epoch in range(epochs):
-            order.shuffle(batches)
-            for places, batch in batches:
-                optimizer.zero_grad()
-                F.smooth_l1_loss(network.costs(network(batch)), scaled[places]).backward()
-                nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-                optimizer.step()
-                plan.step()
-            with torch.no_grad():
-                found = [(network.costs(network(batch)) - scaled[places]).abs() for places, batch in test]
-            error = float(torch.cat(found).mean())
-            tell(f"costs: epoch {epoch + 1}: held-out error {error:.3f} standard deviations")
-    return Embedding(
-        network.eval(), {"objective": "costs", "seed": seed, "graphs": len(graphs), "held_out_error": error}
-    )
-
-
-def train_parameters(
-    sketches: Sequence[Sketch],
-    *,
-    steps: int = 400,
-    at_once: int = 4,
-    rate: float = 2e-3,
-    seed: int = 0,
-    tell: Callable[[str], None] = print,
-) -> Embedding:
-    """The decoder predicts the weights of small networks, which are judged by how they classify digits
-    (scikit-learn's, 8 x 8)."""
-    images, labels = _digits()
-    test = torch.arange(len(labels)) % 5 == 0
-    with one_thread(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = HyperNetwork()
-        optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=1e-4)
-        plan = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
-        order, inside = random.Random(seed), torch.nonzero(~test)[:, 0]
-        known, unseen = sketches[: -len(sketches) // 8], sketches[-len(sketches) // 8 :]
-        for step in range(steps):
-            chosen = order.sample(list(known), at_once)
-            places = inside[torch.randint(len(inside), (64,))]
-            loss = torch.stack(
-                [F.cross_entropy(run(network, sketch, images[places]), labels[places]) for sketch in chosen]
-            ).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-            optimizer.step()
-            plan.step()
-            if (step + 1) % 100 == 0:
-                tell(f"parameters: step {step + 1}: loss {loss.item():.3f}")
-        accuracy = _accuracy(network, unseen[:20], images[test], labels[test])
-    tell(f"parameters: digits classified by predicted weights of unseen networks: {accuracy:.1%}")
-    return Embedding(
-        network.eval(),
-        {"objective": "parameters", "seed": seed, "graphs": len(sketches), "accuracy": accuracy},
-    )
-
-
-def run(network: HyperNetwork, sketch: Sketch, images: Tensor) -> Tensor:
-    """The logits of a sketched network whose weights the hypernetwork predicts."""
-    nodes = network.nodes(batch_of([sketch.primitives()]))
-    values: list[Tensor] = []
-    for layer, node in zip(sketch.layers, nodes, strict=True):
-        inputs = [values[source] for source in layer.sources] or [images]
-        values.append(_apply(network, layer, node, inputs))
-    return values[-1]
-
-
-def _apply(network: HyperNetwork, layer: Layer, node: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-    first = inputs[0]
-    if layer.kind == "product":
-        return first.flatten(1) @ network.tensors_of(node, layer)[:, :, 0, 0].T
-    if "convolution" in layer.kind:
-        out = F.conv2d(
-            first,
-            network.tensors_of(node, layer),
-            stride=layer.stride,
-            padding=layer.kernel // 2,
-            groups=layer.groups,
-        )
-        return torch.relu(F.batch_norm(out, None, None, training=True)) if layer.normalised else out
-    if layer.kind == "pooling":
-        return F.max_pool2d(first, 2)
-    if layer.kind == "global average":
-        return first.mean(dim=(2, 3), keepdim=True)
-    if layer.kind == "scale":
-        return first * torch.sigmoid(inputs[1])
-    return torch.cat(list(inputs), dim=1) if layer.kind == "concat" else torch.stack(list(inputs)).sum(dim=0)
-
-
-def _digits() -> tuple[Tensor, Tensor]:
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    images = torch.from_numpy(found.images.astype(np.float32) / 8 - 1)[:, None].repeat(1, 3, 1, 1)
-    return images, torch.from_numpy(found.target.astype(np.int64))
-
-
-def _accuracy(network: HyperNetwork, sketches: Sequence[Sketch], images: Tensor, labels: Tensor) -> float:
-    with torch.no_grad():
-        right = [(run(network, sketch, images).argmax(dim=1) == labels).float().mean() for sketch in sketches]
-    return float(torch.stack(right).mean())
-
-
-def _by_size(
-    graphs: Sequence[Primitives], places: Sequence[int], size: int
-) -> list[tuple[Tensor, GraphBatch]]:
-    """Graphs of like size together: a batch takes as many steps as its deepest graph."""
-    ordered = sorted(places, key=lambda i: len(graphs[i].kinds))
-    parts = [ordered[first : first + size] for first in range(0, len(ordered), size)]
-    return [(torch.tensor(part), batch_of([graphs[i] for i in part])) for part in parts]
+        return Embedding({ANY: HyperNetwork()}, {"objective": "none", "seed": seed})

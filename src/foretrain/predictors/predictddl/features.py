@@ -1,54 +1,46 @@
-"""Says what PredictDDL sees of a job and its captured step: columns with names, and a graph of primitives."""
+"""Says what PredictDDL sees of a job and its captured step, as columns with names."""
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from foretrain.costs.roofline import arithmetic
-from foretrain.graph import PHASES, Op, Operator, OpGraph
-from foretrain.graph.opset import NORMS, traits
+from foretrain.graph import PHASES, OpGraph
 from foretrain.job import Job
+from foretrain.predictors.predictddl.families import COMPUTING, CONVOLUTIONS, FAMILIES, family_of
+from foretrain.predictors.predictddl.gpu import DeviceWork, device_work, gpu_columns
 
 Array = npt.NDArray[np.float64]
 
 # Dataset types
 
-_USUAL_IMAGE = (3, 224, 224)
-_TYPES = {((3, 32, 32), 10): "cifar10", ((3, 64, 64), 200): "tiny-imagenet"}
+_USUAL_SIDE = 224
+_LEAST_SIDES = {"imagenet": 112, "tiny-imagenet": 56, "cifar10": 1}
+"""By the name of a dataset whose images are of such a size: from which smaller side on."""
 
 
 def dataset_type(job: Job) -> str:
-    """What a predictor is trained for: the kind of data, as far as the job tells it.
-
-    ImageNet is any image size with 1000 classes, and what image models take by default; other sizes are named
-    by themselves.
-    """
+    """What a predictor is trained for: text, or images of about the size of a well-known dataset's (the
+    number of classes changes little), or a model's own inputs."""
     training, model = job.workload.training, job.workload.model
-    shape, classes = training.image_shape, training.classes or model.args.get("num_classes")
     if training.sequence is not None:
         return "text"
-    if shape is None and model.source in ("timm", "torchvision"):
-        shape = _USUAL_IMAGE
-    if shape is None:
+    if training.image_shape is not None:
+        side = min(training.image_shape[1:])
+    elif model.source in ("timm", "torchvision"):
+        side = _USUAL_SIDE
+    else:
         return "own inputs"
-    if classes == 1000 or (classes is None and min(shape[1:]) >= 128):
-        return "imagenet"
-    return _TYPES.get((shape, classes or 0), f"{shape[1]}x{shape[2]} with {classes or 'unknown'} classes")
+    return next(name for name, least in _LEAST_SIDES.items() if side >= least)
 
 
-# Families of operators
+# What a worker does
 
-CONVOLUTIONS = ("convolution", "pointwise convolution", "grouped convolution", "depthwise convolution")
-COMPUTING = (*CONVOLUTIONS, "product")
-MOVING = ("normalisation", "pooling", "optimizer", "other")
-FAMILIES = (*COMPUTING, *MOVING)
 FAMILY_COLUMNS = (
     *(f"{name}: log arithmetic" for name in COMPUTING),
     *(f"{name}: log traffic" for name in FAMILIES),
@@ -68,10 +60,12 @@ class OperatorWork:
     """Calls among them."""
     parameters: float
     activations_bytes: float
+    on_gpu: DeviceWork | None = None
+    """By parts of the step, where the device is a GPU."""
 
     @property
     def columns(self) -> Array:
-        """As ``FAMILY_COLUMNS`` names them."""
+        """As ``FAMILY_COLUMNS`` names them, and of GPUs ``GPU_COLUMNS``."""
         sums = (
             self.calls,
             self.parameters,
@@ -80,7 +74,8 @@ class OperatorWork:
             self.activations_bytes,
         )
         seconds = np.concatenate([self.arithmetic_s[: len(COMPUTING)], self.traffic_s])
-        return np.concatenate([np.log1p(seconds * 1e6), np.log1p(sums)])
+        of_device = np.zeros(0) if self.on_gpu is None else gpu_columns(self.on_gpu)
+        return np.concatenate([np.log1p(seconds * 1e6), np.log1p(sums), of_device])
 
 
 def work_of(job: Job, graph: OpGraph) -> OperatorWork:
@@ -97,6 +92,7 @@ def work_of(job: Job, graph: OpGraph) -> OperatorWork:
         convolutions=float(calls[: len(CONVOLUTIONS)].sum()),
         parameters=float(max(graph.parameters, 1)),
         activations_bytes=float(held),
+        on_gpu=None if device.is_cpu else device_work(graph, device).times(job.accumulation),
     )
 
 
@@ -136,31 +132,6 @@ def _summed(graph: OpGraph) -> _Sums:
         )
 
     return parts(launched * ~optimizer), parts(launched * optimizer)
-
-
-def family_of(operator: Operator) -> str:
-    """One of ``FAMILIES``."""
-    of = traits(operator.name)
-    if of.kind == "convolution":
-        return _convolution(operator)
-    if operator.flops:
-        return "product"
-    if of.kind in NORMS:
-        return "normalisation"
-    if of.multi_tensor:
-        return "optimizer"
-    return "pooling" if of.kind == "pooling" else "other"
-
-
-def _convolution(operator: Operator) -> str:
-    weight = operator.tensor("weight")
-    if weight is None:
-        return "convolution"
-    if weight.shape[1] == 1 < weight.shape[0]:
-        return "depthwise convolution"
-    if (operator.args.get("groups") or 1) > 1:
-        return "grouped convolution"
-    return "pointwise convolution" if all(side == 1 for side in weight.shape[2:]) else "convolution"
 
 
 # Clusters
@@ -208,160 +179,3 @@ def cluster_columns(job: Job, parameters: float) -> Array:
             *(log_parameters * log_workers, log_parameters * servers),
         ]
     )
-
-
-# Primitives
-
-KINDS = (
-    "input", *COMPUTING, "normalisation", "activation", "pooling", "global average", "sum", "scale", "concat",
-    "attention", "embedding", "other",
-)  # fmt: skip
-SHAPES = (
-    *("log channels out", "log channels in", "log positions", "kernel"),
-    *("log parameters", "log FLOPs per sample", "log bytes per sample"),
-)
-FOLDED = frozenset({"normalisation", "activation", "other"})
-"""Kinds that join the node they follow: what they are is counted there."""
-_NAMED = {
-    **dict.fromkeys(("add", "sub"), "sum"),
-    "mul": "scale",
-    "cat": "concat",
-    **dict.fromkeys(("mean", "_adaptive_avg_pool2d"), "global average"),
-    "embedding": "embedding",
-    "_softmax": "attention",
-    **dict.fromkeys(("clone", "native_dropout", "bernoulli", "div"), "activation"),
-}
-"""Kinds of single operators: what stochastic depth and dropout are made of counts as an activation."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Primitives:
-    """The forward pass as PredictDDL's embedding sees it, in topological order."""
-
-    kinds: Array
-    """A row per node: how many operators of each of ``KINDS`` it holds."""
-    shapes: Array
-    """A row per node, as ``SHAPES`` names it; of the sums over its operators."""
-    edges: npt.NDArray[np.int64]
-    """Two rows: from, to; from < to."""
-
-
-def primitives(graph: OpGraph) -> Primitives:
-    """The launched operators of the forward pass; what follows a node without another input joins it."""
-    node_of: dict[int, int] = {}
-    nodes: list[list[Op]] = []
-    edges: set[tuple[int, int]] = set()
-    for i, op in enumerate(graph.ops):
-        if op.phase != "forward":
-            break
-        sources = sorted({node_of[one] for one in graph.producers(i) if one in node_of})
-        if not op.operator.launches or not _is_large(op.operator):
-            if sources:
-                node_of[i] = sources[-1]
-            continue
-        if len(sources) == 1 and kind_of(op.operator) in FOLDED:
-            node_of[i] = sources[0]
-            nodes[sources[0]].append(op)
-            continue
-        node_of[i] = len(nodes)
-        edges.update((source, len(nodes)) for source in sources)
-        nodes.append([op])
-    ends = np.array(sorted(edges), dtype=np.int64).reshape(-1, 2).T
-    kinds = np.zeros((len(nodes), len(KINDS)))
-    for number, ops in enumerate(nodes):
-        for op in ops:
-            kinds[number, KINDS.index(kind_of(op.operator))] += 1
-    shapes = np.array([_shape(ops, graph.samples) for ops in nodes]).reshape(-1, len(SHAPES))
-    return Primitives(kinds=kinds, shapes=shapes, edges=np.ascontiguousarray(ends))
-
-
-def kind_of(operator: Operator) -> str:
-    """One of ``KINDS``, of an operator of the forward pass."""
-    of, name = traits(operator.name), operator.name.removesuffix("_")
-    if name in _NAMED:
-        return _NAMED[name]
-    if of.kind in ("attention", "batched product"):
-        return "attention"
-    if of.kind == "activation" and not of.backward:
-        return "activation"
-    family = family_of(operator)
-    return family if family in KINDS else "other"
-
-
-def _is_large(operator: Operator) -> bool:
-    """Counters of batches and other single numbers are no nodes."""
-    return any(spec.numel > 1 for spec in operator.outputs)
-
-
-def _shape(ops: Sequence[Op], samples: int) -> list[float]:
-    """Sizes per sample: the first operator gives the shape, all of them the sums."""
-    first = ops[0].operator
-    output = first.outputs[0].shape
-    weight = first.tensor("weight") or first.tensor("mat2")
-    parameters = weight.numel if weight is not None else 0
-    widths = weight.shape if weight is not None and len(weight.shape) > 1 else output
-    channels_in = widths[1] if len(widths) > 1 else 1
-    channels, positions = (
-        (output[1], math.prod(output[2:])) if len(output) > 2 else (output[-1] if output else 1, 1)
-    )
-    kernel = math.sqrt(math.prod(weight.shape[2:])) if weight is not None else 0.0
-    flops, size = (sum(getattr(op.operator, name) for op in ops) / samples for name in ("flops", "bytes"))
-    return shape_row(channels, channels_in, positions, kernel, parameters, flops, size)
-
-
-class _Units(NamedTuple):
-    """What the columns of ``SHAPES`` are divided by, so that those of usual layers are about 1."""
-
-    width: float = 5
-    kernel: float = 3
-    parameters: float = 10
-    flops: float = 15
-    bytes: float = 12
-
-
-_UNITS = _Units()
-
-
-def shape_row(
-    channels: float,
-    channels_in: float,
-    positions: float,
-    kernel: float,
-    parameters: float,
-    flops: float,
-    size: float,
-) -> list[float]:
-    """As ``SHAPES`` names it, of about unit size."""
-    return [
-        *(math.log1p(one) / _UNITS.width for one in (channels, channels_in, positions)),
-        kernel / _UNITS.kernel,
-        math.log1p(parameters) / _UNITS.parameters,
-        math.log1p(flops) / _UNITS.flops,
-        math.log1p(size) / _UNITS.bytes,
-    ]
-
-
-TARGETS = (
-    *(f"{name}: log FLOPs" for name in COMPUTING),
-    *(f"{kind}: log bytes" for kind in KINDS),
-    *(f"{kind}: log step time" for kind in KINDS),
-    *(f"log {name}" for name in ("FLOPs", "bytes", "activations", "parameters", "nodes")),
-)
-_FLOPS_PER_BYTE = 20.0
-"""Of a device of middling balance, whose roofline stands for the step time in ``TARGETS``; its unit is the
-time to move a byte."""
-
-
-def cost_targets(graph: Primitives) -> Array:
-    """As ``TARGETS`` names them: what the embedding is to know of an architecture, per sample."""
-    channels, _, positions, _, parameters, flops, size = graph.shapes.T
-    flops, size = np.expm1(flops * _UNITS.flops), np.expm1(size * _UNITS.bytes)
-    outputs = np.expm1(channels * _UNITS.width) * np.expm1(positions * _UNITS.width)
-    main = graph.kinds.argmax(axis=1)
-    times = np.maximum(flops / _FLOPS_PER_BYTE, size)
-    by_kind_flops, by_kind_bytes, by_kind_time = (
-        np.bincount(main, weights=column, minlength=len(KINDS)) for column in (flops, size, times)
-    )
-    computing = [by_kind_flops[KINDS.index(name)] for name in COMPUTING]
-    sums = (flops.sum(), size.sum(), outputs.sum(), np.expm1(parameters * _UNITS.parameters).sum())
-    return np.log1p([*computing, *by_kind_bytes, *by_kind_time, *sums, len(graph.kinds)])

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, final, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.architectures import family
 from foretrain.capture import capture_job
-from foretrain.errors import InputError, UnsupportedJob
+from foretrain.errors import InputError, UnsupportedJob, unknown
 from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Benefit, take_runs
+from foretrain.predictors.base import Benefit, option, take_runs
 from foretrain.predictors.blackbox import QUANTITIES, check_data_parallel, forecast_around, step_times, usable
 from foretrain.predictors.neural import NeuralPredictor, neural_module
-from foretrain.predictors.predictddl.baseline import BASELINE, baseline, least, machine_of, physics
+from foretrain.predictors.predictddl.baseline import CPU, GPU, baseline, least, physics
 from foretrain.predictors.predictddl.features import (
     CLUSTER_COLUMNS,
     FAMILY_COLUMNS,
@@ -32,9 +35,11 @@ from foretrain.predictors.predictddl.features import (
     OperatorWork,
     cluster_columns,
     dataset_type,
-    primitives,
     work_of,
 )
+from foretrain.predictors.predictddl.gpu import GPU_COLUMNS
+from foretrain.predictors.predictddl.machines import machine_of
+from foretrain.predictors.predictddl.primitives import primitives
 from foretrain.predictors.predictddl.regressors import CANDIDATES, Choice, Problem, Scaled, choose
 from foretrain.predictors.predictddl.trained import Trained, settings, some
 
@@ -49,8 +54,9 @@ _ARRAYS, _EMBEDDING = "arrays.safetensors", "embedding.safetensors"
 """The files beside ``predictor.json``."""
 _TRAIN = "train one: foretrain fit predictddl RUNS.jsonl --out DIR, and use it with --predictor DIR"
 OTHERS = "any other"
-"""What stands for dataset types without a predictor of their own: it learned from all types, and was tried on
-each with the others alone."""
+"""What stands for dataset types without a predictor of their own: it learned from all types of a device, and
+was tried on each with the others alone."""
+FORMS: tuple[Form, ...] = get_args(Form)
 _REMEMBERED = 4096
 """Embeddings that are kept, by graph content."""
 
@@ -64,17 +70,46 @@ class Embedder:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Array] = OrderedDict()
 
-    def __call__(self, graph: OpGraph) -> Array:
-        key = _digest(graph)
+    def __call__(self, graph: OpGraph, kind: str) -> Array:
+        key = _digest(graph) if self.network.shared else f"{kind}: {_digest(graph)}"
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-            found: Array = self.network([primitives(graph)])[0]
+            found: Array = self.network([primitives(graph)], kind)[0]
             self._known[key] = found
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
             return found
+
+
+def _form(text: str, name: str) -> Form:
+    if text not in FORMS:
+        raise unknown(name, text, FORMS)
+    return cast(Form, text)
+
+
+def _embedding(text: str, name: str) -> Path | None:
+    if text == "none":
+        return None
+    if not Path(text).is_file():
+        raise InputError(f"{name}: {text!r}; neither a file of foretrain embed train nor none")
+    return Path(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictDDLSettings:
+    """What can be chosen for ``fit``."""
+
+    form: Form = option(  # noqa: RUF009
+        "ratio",
+        "ratio (to a physical baseline) or paper (the step time itself).",
+        parse=_form,
+        metavar="FORM",
+    )
+    embedding: Path | None = option(  # noqa: RUF009
+        None, "A file of foretrain embed train, or none.", parse=_embedding, metavar="FILE"
+    )
 
 
 @final
@@ -83,29 +118,38 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
 
     ``form = "paper"``: ``log step = regressor(embedding, cluster)``. ``form = "ratio"``: the regressor, which
     then also sees the work by families of operators, gives the logarithm of the step time over that of a
-    physical baseline with fitted parameters. ``embedding``: a file, "shipped" for that of the package, or
-    None for none.
+    physical baseline with fitted parameters. ``embedding``: a file of ``foretrain embed train``, or None.
     """
 
     name: ClassVar[str] = "predictddl"
     home: ClassVar[frozenset[str]] = frozenset(
-        {"cpu16_campaign", "cpu16_ddp", "links_campaign", "ray_campaign"}
+        "cpu16_campaign cpu16_ddp links_campaign ray_campaign h200_steps timm_rtx3090 ets_t4 pollux_t4 "
+        "nvidia_deeplearningexamples".split()
     )
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     shipped: ClassVar[Path] = SHIPPED
+    settings: ClassVar[type[Any] | None] = PredictDDLSettings
 
     def __init__(
-        self, *, form: Form = "ratio", embedding: Path | Embedder | Literal["shipped"] | None = "shipped",
+        self, *, form: Form = "ratio", embedding: Path | Embedder | None = None,
         candidates: Sequence[str] = tuple(CANDIDATES)
     ) -> None:  # fmt: skip
         self.form, self.embedding, self.candidates = form, embedding, tuple(candidates)
-        self.fresh = form == "ratio" and embedding == "shipped"
+        self.fresh = form == "ratio" and embedding is None
+
+    def configure(self, settings: PredictDDLSettings) -> None:
+        """Take the settings of a new one; what was learned already has a form and an embedding."""
+        if self.learned_ is not None:
+            raise InputError("--form, --embedding: an earlier fit that is started from has its own")
+        self.form, self.embedding, self.fresh = settings.form, settings.embedding, False
 
     def predict(self, job: Job) -> Forecast:
         trained = self._trained_for(job)
         graph = capture_job(job)
         work = work_of(job, graph)
         row = self._row(job, graph, work)
+        if _key(job.cluster.device.name, dataset_type(job)) not in self.state():
+            row = self._comparable(row[None])[0]
         log = float(trained.model.predict(row[None])[0])
         if trained.baseline is not None:
             terms = physics([work], [job], trained.machines)
@@ -127,14 +171,17 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
 
     def _trained_for(self, job: Job) -> Trained:
         check_data_parallel(job, self.name)
-        state, kind = self.state(), dataset_type(job)
-        trained = state[kind if kind in state else OTHERS]
+        state, device = self.state(), job.cluster.device.name
+        trained = state.get(_key(device, dataset_type(job)), state.get(_key(device, OTHERS)))
+        if trained is None:
+            learned = ", ".join(dict.fromkeys(key.partition(": ")[0] for key in state))
+            raise UnsupportedJob(f"cluster.device: {device!r}; {self.name} learned from {learned}; {_TRAIN}")
         refused = trained.refuses(job)
         if refused is not None:
             learned = ", ".join(trained.settings.get(refused, ["runs without"]))
             raise UnsupportedJob(
                 f"{refused}: {settings(job)[refused]!r}; the predictor "
-                f"of {', '.join(trained.types)} learned from {learned}; {_TRAIN}"
+                f"of {', '.join(trained.types)} on {device} learned from {learned}; {_TRAIN}"
             )
         return trained
 
@@ -144,11 +191,11 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         return run, work, self._row(run.job, graph, work)
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        """One regressor for each dataset type, chosen by cross-validation over architectures, and one for all
-        other types, chosen by leaving out types; the embedding stays as it is.
+        """For each device one regressor for each dataset type, chosen by cross-validation over architectures,
+        and one for all other types, chosen by leaving out types; the embedding stays as it is.
 
-        Types that were learned earlier, and of which there is no run now, stay; so does what answers for
-        other types, where it learned from more runs.
+        Devices and types that were learned earlier, and of which there is no run now, stay; so does what
+        answers for other types, where it learned from more runs.
         """
         kept, left_out = usable(runs, self.name)
         known, failed = take_runs(kept, self._learnable)
@@ -157,11 +204,18 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
             raise InputError(
                 "runs: none has a step time under data parallelism; predictddl needs at least one"
             )
-        self._learn(
-            [run for run, _, _ in known],
-            [work for _, work, _ in known],
-            np.array([row for _, _, row in known]),
-        )
+        earlier = {} if self.fresh or self.learned_ is None else self.learned_
+        learned, self.benefits_ = {}, {}
+        for device in sorted({run.job.cluster.device.name for run, _, _ in known}):
+            own = [one for one in known if one[0].job.cluster.device.name == device]
+            learned |= self._learn(
+                device, [run for run, _, _ in own], [work for _, work, _ in own],
+                np.array([row for _, _, row in own]),
+            )  # fmt: skip
+            others = _key(device, OTHERS)
+            if others in earlier and earlier[others].runs > len(own):
+                del learned[others]
+        self.learned_ = {**earlier, **learned}
         return self
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
@@ -169,39 +223,49 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         self.forget()
         return self
 
-    def embed(self, graph: OpGraph) -> Array:
-        """The embedding of a graph, remembered by its content."""
-        return self._embedder()(graph)
+    def embed(self, graph: OpGraph, kind: str) -> Array:
+        """The embedding of a graph of a dataset type, remembered by its content."""
+        return self._embedder()(graph, kind)
 
     def _row(self, job: Job, graph: OpGraph, work: OperatorWork) -> Array:
-        parts = [] if self.embedding is None else [self.embed(graph)]
+        parts = [] if self.embedding is None else [self.embed(graph, dataset_type(job))]
         of_cluster = cluster_columns(job, work.parameters)
         if self.form == "ratio":
             parts.append(work.columns)
             of_cluster = np.delete(of_cluster, IN_LAW)
         return np.concatenate([*parts, of_cluster])
 
-    def _learn(self, runs: Sequence[Run], works: Sequence[OperatorWork], rows: Array) -> None:
+    def _comparable(self, rows: Array) -> Array:
+        """Rows of several dataset types: without embeddings where each type has a network of its own."""
+        if self.embedding is None or (network := self._embedder().network).shared:
+            return rows
+        rows = rows.copy()
+        rows[:, : network.size] = 0.0
+        return rows
+
+    def _learn(
+        self, device: str, runs: Sequence[Run], works: Sequence[OperatorWork], rows: Array
+    ) -> dict[str, Trained]:
+        """What runs on one device tell, by device and dataset type."""
         jobs = [run.job for run in runs]
-        types, groups = [dataset_type(job) for job in jobs], [job.workload.model.label for job in jobs]
+        types, groups = [dataset_type(job) for job in jobs], [family(job.workload.model) for job in jobs]
         machines = sorted({machine_of(job) for job in jobs} - {""})
         terms = physics(works, jobs, machines) if self.form == "ratio" else None
         problem = Problem(
             rows=rows, terms=terms, targets=np.log(step_times(runs)), groups=groups, types=types,
-            machines=len(machines),
+            machines=len(machines), busy=_busy(runs),
         )  # fmt: skip
         choices = choose(problem, self.candidates)
         learned = self._trained(problem, choices, jobs, machines)
         if (kinds := len(set(types))) > 1:
-            whole = dataclasses.replace(problem, types=[OTHERS] * len(runs), groups=types)
+            whole = dataclasses.replace(
+                problem, rows=self._comparable(rows), types=[OTHERS] * len(runs), groups=types
+            )
             learned |= self._trained(whole, choose(whole, self.candidates, folds=kinds), jobs, machines)
         else:
             learned[OTHERS] = learned[types[0]]
-        earlier = {} if self.fresh or self.learned_ is None else self.learned_
-        if OTHERS in earlier and earlier[OTHERS].runs > len(runs):
-            del learned[OTHERS]
-        self.learned_ = {**earlier, **learned}
-        self.benefits_ = _benefits(choices, types, [job.cluster.device.name for job in jobs])
+        self.benefits_ = {**self.benefits_, device: _benefit(choices, types)}
+        return {_key(device, kind): trained for kind, trained in learned.items()}
 
     def _trained(
         self, problem: Problem, choices: Mapping[str, Choice], jobs: Sequence[Job], machines: Sequence[str]
@@ -225,7 +289,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
             raise InputError("embedding: this predictor was made without one")
         if isinstance(self.embedding, Embedder):
             return self.embedding
-        return load_embedding(SHIPPED / _EMBEDDING if isinstance(self.embedding, str) else self.embedding)
+        return load_embedding(self.embedding)
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
         from safetensors.numpy import save
@@ -244,8 +308,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
             self._embedder().network.save(folder / _EMBEDDING)
         return {
             "form": self.form, "embedding": self.embedding is not None, "columns": _columns(),
-            "baseline": list(BASELINE),
-            "types": [{"type": kind, **trained.to_facts()} for kind, trained in state.items()],
+            "baseline": _parameters(),
+            "types": [{"type": key, **trained.to_facts()} for key, trained in state.items()],
         }  # fmt: skip
 
     @classmethod
@@ -253,7 +317,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
-        if document.get("columns") != _columns() or document.get("baseline") != list(BASELINE):
+        if document.get("columns") != _columns() or document.get("baseline") != _parameters():
             raise InputError(f"{folder}: the features are others than this version computes; fit it again")
         try:
             tensors = load((folder / _ARRAYS).read_bytes())
@@ -274,8 +338,23 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
 # What is kept
 
 
+def _key(device: str, kind: str) -> str:
+    """The name of what was learned for a device and a dataset type."""
+    return f"{device}: {kind}"
+
+
+def _busy(runs: Sequence[Run]) -> Array:
+    """The logarithm of the time that the device was busy, where it was measured."""
+    seconds = [run.measured.get("device_busy_s") or math.nan for run in runs]
+    return np.log(np.array(seconds, dtype=np.float64))
+
+
 def _columns() -> list[str]:
-    return [*FAMILY_COLUMNS, *CLUSTER_COLUMNS]
+    return [*FAMILY_COLUMNS, *GPU_COLUMNS, *CLUSTER_COLUMNS]
+
+
+def _parameters() -> dict[str, list[str]]:
+    return {"cpu": list(CPU.names), "gpu": list(GPU.names)}
 
 
 @functools.lru_cache(maxsize=8)
@@ -296,23 +375,21 @@ def _digest(graph: OpGraph) -> str:
 
 
 def embedding_module() -> ModuleType:
-    return neural_module("foretrain.predictors.predictddl.embedding", "predictddl")
+    return training_module("embedding")
 
 
-def _benefits(
-    choices: Mapping[str, Choice], types: Sequence[str], devices: Sequence[str]
-) -> dict[str, Benefit]:
-    """By device: the error of the constant (in ratio form: of the baseline alone) and of what was chosen, on
-    left-out architectures."""
-    found = {}
-    for device in sorted(set(devices)):
-        mine = [choices[kind] for kind, name in zip(types, devices, strict=True) if name == device]
-        before = float(
-            np.mean([choice.errors.get("constant", max(choice.errors.values())) for choice in mine])
-        )
-        found[device] = Benefit(
-            runs=len(mine),
-            error_before=before,
-            error_after=float(np.mean([choice.errors[choice.name] for choice in mine])),
-        )
-    return found
+def training_module(name: str) -> ModuleType:
+    """A module of this package that needs torch: ``embedding``, ``training`` or ``hypernetwork``."""
+    return neural_module(f"foretrain.predictors.predictddl.{name}", "predictddl")
+
+
+def _benefit(choices: Mapping[str, Choice], types: Sequence[str]) -> Benefit:
+    """The error of the constant (in ratio form: of the baseline alone) and of what was chosen, on left-out
+    families of architectures."""
+    own = [choices[kind] for kind in types]
+    before = [choice.errors.get("constant", max(choice.errors.values())) for choice in own]
+    return Benefit(
+        runs=len(own),
+        error_before=float(np.mean(before)),
+        error_after=float(np.mean([choice.errors[choice.name] for choice in own])),
+    )

@@ -1,4 +1,4 @@
-"""Sketches random convolutional networks as layers and as graphs of primitives, without torch."""
+"""Sketches random networks for images and for text as layers and as graphs of primitives, without torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretrain.predictors.predictddl.features import KINDS, Primitives, shape_row
+from foretrain.predictors.predictddl.primitives import KINDS, Primitives, shape_row
 
 _BATCH = 32
 """Samples over which the reading of weights is spread."""
+_VOCABULARY = 32_768
+"""Tokens that a sketched language model knows."""
 _VALUE_BYTES = 4
 """Of a value in fp32."""
-_NORMALISED_PASSES = 5
-"""How often an output passes the memory when batch normalisation and an activation follow."""
+_NORMALISED_PASSES = 3
+"""How often a tensor passes the memory in a normalisation with an activation."""
+_LEARNED = ("product", "recurrence")
+"""Kinds with weights, beside convolutions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +32,18 @@ class Layer:
     channels_in: int
     channels: int
     side: int
-    """Of the output, which is square."""
+    """Of the output, which is square; of text, whose positions are in a row, 1."""
+    tokens: int = 1
+    """Positions of text."""
     kernel: int = 1
     stride: int = 1
     groups: int = 1
-    normalised: bool = False
-    """Batch normalisation and an activation follow."""
+    active: bool = False
+    """An activation follows."""
+
+    @property
+    def positions(self) -> int:
+        return self.side**2 * self.tokens
 
 
 @dataclass(slots=True)
@@ -42,6 +52,7 @@ class Sketch:
 
     side: int
     channels: int = 3
+    tokens: int = 1
     layers: list[Layer] = field(default_factory=list)
 
     def convolve(
@@ -56,7 +67,7 @@ class Sketch:
         inward, side = self._of(source)
         depthwise = groups == inward == channels
         many = "grouped " if groups > 1 else "pointwise " if kernel == 1 else ""
-        return self._add(
+        last = self._add(
             Layer(
                 kind=f"{'depthwise ' if depthwise else many}convolution",
                 sources=() if source is None else (source,),
@@ -66,17 +77,44 @@ class Sketch:
                 kernel=kernel,
                 stride=stride,
                 groups=groups,
-                normalised=normalised,
             )
+        )
+        return self.normalise(last, "batch normalisation", active=True) if normalised else last
+
+    def normalise(self, source: int, kind: str, *, active: bool = False) -> int:
+        return self._like(source, kind, active=active)
+
+    def multiply(self, source: int, channels: int, *, active: bool = False) -> int:
+        """A product with weights, at every position."""
+        return self._like(source, "product", channels=channels, active=active)
+
+    def attend(self, source: int) -> int:
+        """Attention over queries, keys and values that lie side by side in a node's channels."""
+        return self._like(source, "attention", channels=self.layers[source].channels // 3)
+
+    def recur(self, source: int, channels: int) -> int:
+        return self._like(source, "recurrence", channels=channels)
+
+    def embed(self, channels: int) -> int:
+        """The tokens of a text as vectors."""
+        return self._add(
+            Layer(kind="embedding", sources=(), channels_in=1, channels=channels, side=1, tokens=self.tokens)
         )
 
     def join(self, kind: str, sources: Sequence[int]) -> int:
         """A sum, a concatenation or a scaling of nodes."""
         channels = [self.layers[source].channels for source in sources]
         total = sum(channels) if kind == "concat" else channels[0]
-        side = self.layers[sources[0]].side
+        first = self.layers[sources[0]]
         return self._add(
-            Layer(kind=kind, sources=tuple(sources), channels_in=total, channels=total, side=side)
+            Layer(
+                kind=kind,
+                sources=tuple(sources),
+                channels_in=total,
+                channels=total,
+                side=first.side,
+                tokens=first.tokens,
+            )
         )
 
     def pool(self, source: int, *, whole: bool = False) -> int:
@@ -96,8 +134,8 @@ class Sketch:
         kinds = np.zeros((len(self.layers), len(KINDS)))
         for number, layer in enumerate(self.layers):
             kinds[number, KINDS.index(layer.kind)] = 1
-            if layer.normalised:
-                kinds[number, [KINDS.index("normalisation"), KINDS.index("activation")]] = 1
+            if layer.active:
+                kinds[number, KINDS.index("activation")] = 1
         edges = sorted(
             (source, number) for number, layer in enumerate(self.layers) for source in set(layer.sources)
         )
@@ -108,15 +146,40 @@ class Sketch:
         )
 
     def _shape(self, layer: Layer) -> list[float]:
-        positions, learns = layer.side**2, layer.kind == "product" or "convolution" in layer.kind
+        positions, learns = layer.positions, layer.kind in _LEARNED or "convolution" in layer.kind
         parameters = layer.channels * layer.channels_in // layer.groups * layer.kernel**2 if learns else 0
-        sources = [self.layers[source] for source in layer.sources]
-        read = sum(source.channels * source.side**2 for source in sources) or 3 * self.side**2
-        written = layer.channels * positions * (_NORMALISED_PASSES if layer.normalised else 1)
-        moved = _VALUE_BYTES * (read + written) + _VALUE_BYTES * parameters / _BATCH
-        inward, kernel = layer.channels_in // layer.groups, layer.kernel if learns else 0
         flops = 2 * parameters * positions
+        if layer.kind == "recurrence":
+            parameters += layer.channels**2
+            flops += 2 * layer.channels**2 * positions
+        if layer.kind == "attention":
+            flops = 4 * layer.tokens**2 * layer.channels
+        if layer.kind == "embedding":
+            parameters = _VOCABULARY * layer.channels
+        sources = [self.layers[source] for source in layer.sources]
+        read = sum(source.channels * source.positions for source in sources)
+        if not sources:
+            read = 3 * self.side**2 if layer.kind != "embedding" else layer.channels * positions
+        passes = _NORMALISED_PASSES if "normalisation" in layer.kind else 1
+        moved = _VALUE_BYTES * (read + layer.channels * positions) * passes
+        moved += _VALUE_BYTES * (parameters if learns else 0) / _BATCH
+        inward, kernel = layer.channels_in // layer.groups, layer.kernel if learns else 0
         return shape_row(layer.channels, inward, positions, kernel, parameters, flops, moved)
+
+    def _like(self, source: int, kind: str, *, channels: int | None = None, active: bool = False) -> int:
+        """A node with as many positions as the one that it reads."""
+        first = self.layers[source]
+        return self._add(
+            Layer(
+                kind=kind,
+                sources=(source,),
+                channels_in=first.channels,
+                channels=channels or first.channels,
+                side=first.side,
+                tokens=first.tokens,
+                active=active,
+            )
+        )
 
     def _of(self, source: int | None) -> tuple[int, int]:
         """Channels and side of a node, or of the image."""
@@ -195,4 +258,37 @@ def sketch(
             stride = 2 if number == 0 and net.layers[last].side > 2 else 1
             last = block(net, last, channels, stride, draw)
     net.classify(net.pool(last, whole=True), classes)
+    return net
+
+
+# Language models
+
+
+def _transformer(net: Sketch, source: int, width: int, draw: random.Random) -> int:
+    mixed = net.attend(net.multiply(net.normalise(source, "layer normalisation"), 3 * width))
+    last = net.join("sum", (net.multiply(mixed, width), source))
+    wide = net.multiply(
+        net.normalise(last, "layer normalisation"), draw.choice([2, 3, 4]) * width, active=True
+    )
+    if draw.random() < 0.3:  # gated, as in Llama
+        wide = net.join("scale", (wide, net.multiply(net.layers[wide].sources[0], net.layers[wide].channels)))
+    return net.join("sum", (net.multiply(wide, width), last))
+
+
+def _recurrent(net: Sketch, source: int, width: int, draw: random.Random) -> int:
+    last = net.recur(source, width)
+    return net.join("sum", (last, source)) if draw.random() < 0.5 else last
+
+
+def text_sketch(
+    seed: int, *, tokens: int | None = None, widest: int = 2048, deepest: int = 16, classes: int = _VOCABULARY
+) -> Sketch:
+    """A language model: an embedding, layers of attention and products or recurrences, and logits."""
+    draw = random.Random(seed)
+    net = Sketch(side=1, channels=1, tokens=tokens or draw.choice([64, 128, 256, 512, 1024, 2048]))
+    width = min(draw.choice([64, 128, 256, 512, 768, 1024, 2048]), widest)
+    last, block = net.embed(width), _recurrent if draw.random() < 0.3 else _transformer
+    for _ in range(draw.randint(1, deepest)):
+        last = block(net, last, width, draw)
+    net.multiply(net.normalise(last, "layer normalisation"), classes)
     return net

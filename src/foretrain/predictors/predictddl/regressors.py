@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from foretrain.costs.trees import Forest, grow
 from foretrain.predictors.blackbox import sklearn
-from foretrain.predictors.predictddl.baseline import Physics, baseline, fit_baseline
+from foretrain.predictors.predictddl.baseline import GPU, Physics, baseline, fit_baseline
 
 Array = npt.NDArray[np.float64]
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -312,18 +312,24 @@ class Problem:
     types: Sequence[str]
     machines: int = 0
     """How many have a parameter of the baseline."""
+    busy: Array | None = None
+    """Logarithms of the time that GPUs were busy; not a number where it was not measured."""
 
     def baselines(self, inside: npt.NDArray[np.bool_]) -> dict[str, Array]:
-        """The parameters of each type, from the runs ``inside``."""
+        """The parameters of each type, from the runs ``inside``; on GPUs all types share them, as kinds of
+        operators and their sizes tell what differs."""
         if self.terms is None:
             return {}
-        shared = fit_baseline(self.terms[inside], self.targets[inside], machines=self.machines)
+        shared = self._fit(inside)
+        if self.terms.law is GPU:
+            return dict.fromkeys(self.types, shared)
         of_type = {kind: inside & (np.array(self.types) == kind) for kind in dict.fromkeys(self.types)}
-        return {
-            kind: fit_baseline(self.terms[rows], self.targets[rows], shared, machines=self.machines)
-            for kind, rows in of_type.items()
-            if rows.any()
-        }
+        return {kind: self._fit(rows, shared) for kind, rows in of_type.items() if rows.any()}
+
+    def _fit(self, rows: npt.NDArray[np.bool_], near: Array | None = None) -> Array:
+        assert self.terms is not None
+        busy = None if self.busy is None else self.busy[rows]
+        return fit_baseline(self.terms[rows], self.targets[rows], near, machines=self.machines, busy=busy)
 
     def based(self, baselines: Mapping[str, Array]) -> Array:
         """The baseline of every run whose type has one; 0 in the paper's form."""

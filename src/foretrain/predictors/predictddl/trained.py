@@ -15,8 +15,9 @@ from foretrain.errors import unknown
 from foretrain.job import Job
 from foretrain.predictors.blackbox import spread_of
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.predictddl.baseline import BASELINE, MACHINE_DEVIATION, machine_of
+from foretrain.predictors.predictddl.baseline import MACHINE_DEVIATION
 from foretrain.predictors.predictddl.features import dataset_type
+from foretrain.predictors.predictddl.machines import machine_of
 from foretrain.predictors.predictddl.regressors import REGRESSORS, Scaled
 from foretrain.units import format_count
 
@@ -43,7 +44,7 @@ class Trained:
     """What was learned for one dataset type."""
 
     baseline: Array | None
-    """As ``BASELINE`` names it, and a value for each of ``machines``; None in the paper's form."""
+    """The parameters of its law, and a value for each of ``machines``; None in the paper's form."""
     model: Scaled
     chosen: str
     errors: Mapping[str, float]
@@ -96,10 +97,6 @@ class Trained:
 
     def refuses(self, job: Job) -> str | None:
         """The field that no run tells anything of."""
-        if job.cluster.device.is_cpu not in {
-            name.startswith("cpu") for name in self.settings["cluster.device"]
-        }:
-            return "cluster.device"
         asked = settings(job)
         return next(
             (name for name in _TOLD if name in asked and asked[name] not in self.settings.get(name, ())), None
@@ -149,7 +146,9 @@ class Trained:
     def machine_deviation(self) -> float:
         """Of the logarithms of step times on a machine that no run was made on, around those of the mean
         machine."""
-        logs = np.zeros(1) if self.baseline is None else self.baseline[len(BASELINE) :]
+        logs = (
+            np.zeros(1) if self.baseline is None else self.baseline[len(self.baseline) - len(self.machines) :]
+        )
         known = max(len(self.noise), 1)
         square = _GUESSED_MACHINES * MACHINE_DEVIATION**2 + float((logs**2).sum())
         return math.sqrt(square / (_GUESSED_MACHINES + known) * (1 + 1 / known))
