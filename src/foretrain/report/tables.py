@@ -39,9 +39,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iter
     return result
 
 
-def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
+def evaluation_table(results: Sequence[Mapping[str, Any]], *, wide: bool = False) -> Table:
     """The errors per predictor, file and quantity, as percentages; by what bounds the step below those of
-    all."""
+    all. With MRE and RMSE where there is room (``wide``)."""
     places = {_whole(result): place for place, result in enumerate(results) if result["bound"] is None}
     results = sorted(results, key=lambda result: places[_whole(result)])
     several = len({result["runs_file"] for result in results}) > 1
@@ -54,6 +54,7 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
         "MAPE",
         "median",
         "p90",
+        *(["MRE", "RMSE"] if wide else []),
         "bias",
         "coverage",
         "unsupported",
@@ -74,6 +75,7 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
             [
                 *names,
                 *errors,
+                *([_percent(result["mre"]), _in_unit(result["quantity"], result["rmse"])] if wide else []),
                 _percent(result["bias"], "+"),
                 _percent(result["coverage"]),
                 f"{result['unsupported']:,}",
@@ -81,6 +83,15 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
             ]
         )
     return table(headings, rows, right=headings[headings.index("n") :])
+
+
+def _in_unit(quantity: str, value: float | None) -> str:
+    """A value of a quantity: times and sizes with their unit, others as they are."""
+    if value is None:
+        return "-"
+    if quantity.endswith("_time_s") or quantity in ("device_busy_s", "host_issue_s"):
+        return format_seconds(value)
+    return format_bytes(value) if quantity.endswith("_memory_bytes") else f"{value:.3g}"
 
 
 def _whole(result: Mapping[str, Any]) -> tuple[str, ...]:
