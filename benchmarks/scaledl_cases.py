@@ -161,7 +161,10 @@ def gather(data: Path, cache: Path, only: Sequence[str] = (), shipped: bool = Fa
             for case in mine:
                 try:
                     step = predictor.step(case.run.job)
-                    spread = predictor.spread_of(step).quantities.get("step_time_s") or predictor.spread_of(step).time
+                    spread = (
+                        predictor.spread_of(step).quantities.get("step_time_s")
+                        or predictor.spread_of(step).time
+                    )
                     facts = {**facts_of(case, folds[case.family]), "spread": list(spread)}
                     found.append(Known(graph=layer_graph(step), facts=facts))
                 except ForetrainError as error:

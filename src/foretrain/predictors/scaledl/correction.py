@@ -3,20 +3,22 @@ trusted, and intervals."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.errors import InputError
 from foretrain.estimate import SHARES, Factors
 from foretrain.job import Job
 from foretrain.predictors.deletepop.calibration import without_memory
 from foretrain.predictors.scaledl.graph import LayerGraph
 
-HEADS = ("step_time_s", "device_busy_s")
-"""What is corrected, in the order of the networks' outputs."""
+FORMAT = "foretrain-scaledl/2"
 BOUND = 0.7
 """Of the logarithm of the correction: a factor of two either way."""
 _RUN_LIMIT = 3.0
@@ -104,36 +106,41 @@ class Correction:
 
     members: tuple[Weights, ...]
     region: Region
-    gates: Mapping[str, Mapping[Trust, float]]
-    """By what is corrected and how near a job lies: the share of the correction that counts."""
+    gates: Mapping[Trust, float]
+    """By how near a job lies: the share of the correction that counts."""
     factors: Mapping[Trust, Factors]
     """Intervals of the step: how far left-out runs lay from forecasts that were so corrected."""
 
-    def log_factors(self, graph: LayerGraph, place: Place) -> dict[str, float]:
-        """Logarithms of what each quantity is multiplied by."""
-        raw, trust = self.raw([graph])[0], self.region.trust(place)
-        return {
-            name: float(raw[i]) * self.gates[name].get(trust, 0.0) for i, name in enumerate(HEADS)
-        }  # fmt: skip
+    def log_factor(self, graph: LayerGraph, place: Place) -> float:
+        """The logarithm of what the time of a step is multiplied by."""
+        gate = self.gates[self.region.trust(place)] if place.mode in self.region.modes else 0.0
+        return gate * float(self.raw([graph])[0]) if gate else 0.0
 
     def raw(self, graphs: Sequence[LayerGraph]) -> Array:
         """Of each graph, the mean of the networks' answers."""
-        found = [[apply(member, graph, mixed(graph)) for member in self.members] for graph in graphs]
+        mixings = [mixed(graph) for graph in graphs]
+        found = [
+            [apply(member, graph, mixing) for member in self.members]
+            for graph, mixing in zip(graphs, mixings, strict=True)
+        ]
         return np.asarray(found, dtype=np.float64).mean(axis=1)
 
 
-def mixed(graph: LayerGraph) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+Mixing = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+
+
+def mixed(graph: LayerGraph) -> Mixing:
     """Matrices that take the mean over what flows into each node, and over what flows out of it."""
     count = len(graph.nodes)
     into = np.zeros((count, count), dtype=np.float32)
     into[graph.edges[1], graph.edges[0]] = 1.0
-    out = into.T.copy()
-    return tuple(one / np.maximum(one.sum(axis=1, keepdims=True), 1.0) for one in (into, out))  # type: ignore[return-value]
+    out = into.T
+    return into / np.maximum(into.sum(axis=1, keepdims=True), 1.0), out / np.maximum(
+        out.sum(axis=1, keepdims=True), 1.0
+    )
 
 
-def apply(
-    weights: Weights, graph: LayerGraph, mixing: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
-) -> npt.NDArray[np.float32]:
+def apply(weights: Weights, graph: LayerGraph, mixing: Mixing) -> float:
     """What one network answers: the same as ``CorrectionMember`` in ``network.py``, without torch."""
     into, out = mixing
 
@@ -155,7 +162,7 @@ def apply(
     pooled = np.concatenate([hidden.mean(axis=0), graph.share @ hidden, run]).astype(np.float32)
     middle = np.maximum(linear("readout.0", pooled), 0.0)
     bound = float(weights["bound"])
-    return np.asarray(bound * np.tanh(linear("readout.3", middle) / bound))
+    return float(bound * np.tanh(linear("readout.3", middle)[0] / bound))
 
 
 def intervals(ratios: Array, weights: Array | None = None) -> Factors:
@@ -167,3 +174,30 @@ def intervals(ratios: Array, weights: Array | None = None) -> Factors:
     widen = 1.0 + 2.0 / np.sqrt(len(logs))
     ends = np.exp(widen * np.interp(SHARES, reached, logs[order]))
     return Factors(*ends.tolist()).widest(_NARROWEST)
+
+
+# On disk
+
+
+def read_correction(path: Path) -> Correction:
+    """What ``network.save`` wrote."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            header = json.loads((file.metadata() or {}).get("foretrain", "{}"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as a fitted network ({error})") from error
+    if header.get("format") != FORMAT:
+        raise InputError(f"{path}: format {header.get('format')!r} is not {FORMAT!r}; fit it again")
+    members = tuple(
+        {name.partition("/")[2]: value for name, value in arrays.items() if name.startswith(f"{i}/")}
+        for i in range(header["members"])
+    )
+    return Correction(
+        members=members,
+        region=Region.from_list(header["region"]),
+        gates={trust: float(header["gates"][trust]) for trust in TRUSTS},
+        factors={trust: Factors(*header["factors"][trust]) for trust in TRUSTS},
+    )

@@ -198,7 +198,9 @@ def _add_stage(
     busy = np.concatenate([one.busy_s for _, one, _ in parts])
     host = np.concatenate([one.host_s for _, one, _ in parts])
     moving, calls, graph = layout.calls.communicates, layout.calls, layout.graph
-    label = phase * (len(names) + len(TEAMS)) + np.where(moving[ops], len(names) + _teams(graph)[ops], groups[ops])
+    label = phase * (len(names) + len(TEAMS)) + np.where(
+        moving[ops], len(names) + _teams(graph)[ops], groups[ops]
+    )
     used, node = np.unique(label, return_inverse=True)
     rows = _rows(len(used), len(alike))
 
@@ -394,8 +396,8 @@ def plan_columns(job: Job) -> list[float]:
     """As ``PLAN_COLUMNS`` names them."""
     plan, training, cluster = job.plan, job.workload.training, job.cluster
     numbers = (
-        cluster.world_size, cluster.nodes, plan.tensor, plan.pipeline, plan.data or 1, plan.context, plan.expert,
-        job.accumulation, job.micro_batch,
+        cluster.world_size, cluster.nodes, plan.tensor, plan.pipeline, plan.data or 1, plan.context,
+        plan.expert, job.accumulation, job.micro_batch,
     )  # fmt: skip
     links = {group.inter_node.kind for group in cluster.groups} if cluster.nodes > 1 else set()
     return [

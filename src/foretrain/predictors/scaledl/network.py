@@ -18,10 +18,10 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import DirGNNConv, SAGEConv, global_add_pool, global_mean_pool
 
 from foretrain.estimate import Factors
-from foretrain.predictors.neural import one_thread, read_weights, write_weights
+from foretrain.predictors.neural import one_thread, write_weights
 from foretrain.predictors.scaledl.correction import (
     BOUND,
-    HEADS,
+    FORMAT,
     TRUSTS,
     Correction,
     Place,
@@ -33,11 +33,10 @@ from foretrain.predictors.scaledl.correction import (
 from foretrain.predictors.scaledl.graph import LayerGraph
 from foretrain.progress import tell
 
-FORMAT = "foretrain-scaledl/2"
 HIDDEN = 32
 _PARTS = 3
 """Networks that leave out a part of the architectures each, and as many a part of the places."""
-_EPOCHS, _BATCH = 20, 32
+_EPOCHS, _BATCH = 20, 16
 _RATE, _DECAY, _DROPOUT = 4e-3, 3e-2, 0.15
 _BEND = 0.1
 """Error of the logarithm from which the loss grows linearly: a few odd runs do not decide."""
@@ -63,14 +62,11 @@ class Known:
     place: Place
     family: str
     measured_s: float
-    measured_busy_s: float = 0.0
-    """0 where it was not measured."""
 
     @property
-    def targets(self) -> tuple[float, float]:
-        """Logarithms of measured over forecast; the second one is 0 where nothing was measured."""
-        busy = np.log(self.measured_busy_s / self.graph.busy_s) if self.measured_busy_s > 0 else 0.0
-        return float(np.log(self.measured_s / self.graph.base_s)), float(busy)
+    def target(self) -> float:
+        """The logarithm of measured over forecast."""
+        return float(np.log(self.measured_s / self.graph.base_s))
 
 
 class CorrectionMember(nn.Module):
@@ -88,7 +84,7 @@ class CorrectionMember(nn.Module):
             DirGNNConv(SAGEConv(HIDDEN, HIDDEN, root_weight=False)) for _ in range(2)
         )
         self.drop = nn.Dropout(_DROPOUT)
-        leave = nn.Linear(HIDDEN, len(HEADS))
+        leave = nn.Linear(HIDDEN, 1)
         nn.init.zeros_(leave.weight)
         nn.init.zeros_(leave.bias)
         self.readout = nn.Sequential(
@@ -118,7 +114,7 @@ class CorrectionMember(nn.Module):
             global_add_pool(hidden * batch.share[:, None], batch.batch),
         ]
         run = ((batch.run - self.run_mean) / self.run_scale).clamp(-3, 3)
-        raw: Tensor = self.readout(torch.cat([*pooled, run], dim=1))
+        raw: Tensor = self.readout(torch.cat([*pooled, run], dim=1)).squeeze(1)
         return self.bound * torch.tanh(raw / self.bound)  # type: ignore[operator, no-any-return]
 
     def weights(self) -> Weights:
@@ -243,8 +239,7 @@ def _trained(
         shuffled.shuffle(batches)
         for batch in batches:
             optimizer.zero_grad()
-            each = loss(member(batch), batch.y) * batch.has * batch.weight[:, None]
-            each.sum().div(max(float(batch.has.sum()), 1.0)).backward()
+            (loss(member(batch), batch.y) * batch.weight).mean().backward()
             optimizer.step()
             schedule.step()
     return member.eval()
@@ -264,12 +259,12 @@ def _batches(data: Sequence[Data], size: int) -> list[Batch]:
 
 
 def _data(run: Known) -> Data:
-    graph, has = run.graph, [[1.0, float(run.measured_busy_s > 0)]]
+    graph = run.graph
     return Data(
         x=torch.from_numpy(graph.nodes), edge_index=torch.from_numpy(graph.edges),
         share=torch.from_numpy(graph.share),
-        run=torch.from_numpy(graph.run)[None], y=torch.tensor([run.targets], dtype=torch.float32),
-        has=torch.tensor(has), num_nodes=len(graph.nodes),
+        run=torch.from_numpy(graph.run)[None], y=torch.tensor([run.target], dtype=torch.float32),
+        num_nodes=len(graph.nodes),
     )  # fmt: skip
 
 
@@ -281,25 +276,20 @@ class _HeldOut:
 
     def __init__(self, known: Sequence[Known]) -> None:
         self.known = known
-        self.rows: list[tuple[int, Trust, Array]] = []
+        self.rows: list[tuple[int, Trust, float]] = []
 
     def add(self, places: Sequence[int], region: Region, answers: Array) -> None:
-        for i, answer in zip(places, answers, strict=True):
+        for i, answer in zip(places, answers.tolist(), strict=True):
             place = self.known[i].place
             if place.mode in region.modes:
                 self.rows.append((i, region.trust(place), answer))
 
-    def gates(self, counted: Array) -> dict[str, dict[Trust, float]]:
-        """Of each quantity, by how near runs lay: the share of the correction with the least error."""
-        return {name: {trust: self._gate(head, trust, counted) for trust in TRUSTS}
-                for head, name in enumerate(HEADS)}  # fmt: skip
+    def gates(self, counted: Array) -> dict[Trust, float]:
+        """By how near runs lay: the share of the correction with the least error."""
+        return {trust: self._gate(trust, counted) for trust in TRUSTS}
 
-    def _gate(self, head: int, trust: Trust, counted: Array) -> float:
-        rows = [
-            (self.known[i].targets[head], answer[head], counted[i])
-            for i, own, answer in self.rows
-            if own == trust and (head == 0 or self.known[i].measured_busy_s > 0)
-        ]
+    def _gate(self, trust: Trust, counted: Array) -> float:
+        rows = [(self.known[i].target, answer, counted[i]) for i, own, answer in self.rows if own == trust]
         if len(rows) < _LEAST:
             return 0.0
         target, answer, weight = np.array(rows).T
@@ -310,11 +300,10 @@ class _HeldOut:
                 best, least = share, error
         return best
 
-    def factors(self, gates: Mapping[str, Mapping[Trust, float]], counted: Array) -> dict[Trust, Factors]:
-        """Intervals by how near runs lay; those of all where few lay so."""
-        steps = gates[HEADS[0]]
+    def factors(self, gates: Mapping[Trust, float], counted: Array) -> dict[Trust, Factors]:
+        """Intervals by how near runs lay; the widest of all where few lay so."""
         left = [
-            (trust, self.known[i].targets[0] - steps[trust] * answer[0], counted[i])
+            (trust, self.known[i].target - gates[trust] * answer, counted[i])
             for i, trust, answer in self.rows
         ]
         found: dict[Trust, Factors] = {}
@@ -328,11 +317,11 @@ class _HeldOut:
             widest = widest.widest(one)
         return {trust: found.get(trust, widest) for trust in TRUSTS}
 
-    def of_families(self, gates: Mapping[str, Mapping[Trust, float]]) -> Array:
+    def of_families(self, gates: Mapping[Trust, float]) -> Array:
         """Of each run, the first answer about it."""
         found = np.zeros(len(self.known))
         for i, trust, answer in reversed(self.rows):
-            found[i] = gates[HEADS[0]][trust] * answer[0]
+            found[i] = gates[trust] * answer
         return found
 
 
@@ -347,23 +336,4 @@ def free_network(known: Sequence[Known], asked: Sequence[Known], *, seed: int = 
         torch.manual_seed(seed)
         weights, data = _weights([run.place for run in known]), [_data(run) for run in known]
         member = _trained(known, data, weights, seed, bound=_FREE)
-        return _apply(member, [_data(run) for run in asked])[:, 0]
-
-
-def load(path: Path) -> Correction:
-    """What ``save`` wrote."""
-    header, tensors = read_weights(path, "a fitted network")
-    return correction_of(header, {name: tensor.numpy() for name, tensor in tensors.items()})
-
-
-def correction_of(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Correction:
-    members = tuple(
-        {name.partition("/")[2]: value for name, value in arrays.items() if name.startswith(f"{i}/")}
-        for i in range(header["members"])
-    )
-    return Correction(
-        members=members,
-        region=Region.from_list(header["region"]),
-        gates=header["gates"],
-        factors={trust: Factors(*header["factors"][trust]) for trust in TRUSTS},
-    )
+        return _apply(member, [_data(run) for run in asked])
