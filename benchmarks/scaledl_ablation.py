@@ -1,10 +1,13 @@
-"""Scores what each part of ScaleDL adds, and D-optimal against random choice of the runs to learn from.
+"""Scores what each part of ScaleDL adds on runs of families, devices and scales that were left out.
 
-    python benchmarks/scaledl_ablation.py [--runs data/h200_steps.jsonl] [--cache DIR] [--results FILE]
+    python benchmarks/scaledl_cases.py --data DIR --cache DIR
+    python benchmarks/scaledl_ablation.py --cache DIR [--only families devices scales] [--ship DIR]
 
-Leave-model-out: every architecture family is forecast by operator models and networks that have not seen it.
-The operator models of a fold take minutes to learn; ``--cache`` keeps them. The settings of the network were
-fixed before any test fold was scored.
+Every run is forecast by operator models that have not seen its family (``scaledl_cases.py``), so that what
+the networks learn is what such forecasts miss. Three splits: the families of a fold, the devices of a fold,
+and of each source the largest third of its numbers of devices, left out of all sources. Networks learn from
+at most 40 runs of a source. Each fold that is done is kept in the cache; about ten minutes on one core.
+--ship src/foretrain/predictors/scaledl/fitted learns from all sources and writes what the package ships.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,247 +25,251 @@ import numpy.typing as npt
 from sklearn.ensemble import ExtraTreesRegressor
 
 import reading
-from foretrain.architectures import family
-from foretrain.evaluate import split_runs
-from foretrain.job import Run, read_runs
-from foretrain.measure.candidates import table_candidates
-from foretrain.measure.design import design
-from foretrain.predictors.conformal import Factors
-from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.scaledl.network import train
-from foretrain.predictors.scaledl.predictor import (
-    NODE_COLUMNS,
-    RUN_COLUMNS,
-    LayerGraph,
-    ScaleDLPredictor,
-    intervals,
-)
+import scaledl_cases
+from foretrain.catalog import Catalog
+from foretrain.predictors.deletepop.calibration import without_memory
+from foretrain.predictors.scaledl.correction import Place
+from foretrain.predictors.scaledl.graph import NODE_COLUMNS, PLAN_COLUMNS, RUN_COLUMNS, LayerGraph
+from foretrain.predictors.scaledl.network import Known, free_network, train
+from foretrain.predictors.scaledl.predictor import ScaleDLPredictor
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
-BUDGETS = (60, 120)
-SEEDS = 3
-SIZES = ("flops", "bytes", "kernels", "launches")
-FREE = 6.0
-"""Bound of the logarithm when there is no step time to correct."""
+FOLDS = 5
+MOST = 40
+"""Runs of a source that are learned from."""
+SHIPPED = 100
+"""The same of what is shipped."""
+LEAST = 5
+"""Runs of a source in a split below which it does not count in the mean."""
+SPLITS = ("families", "devices", "scales")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Part:
-    """Some runs of a fold: what is known of them without measuring, and what was measured."""
+class Study:
+    """All runs, and what is known of each."""
 
-    graphs: Sequence[LayerGraph]
-    measured_s: Array
-    kin: Sequence[str]
-
-    def __getitem__(self, chosen: Sequence[int]) -> Part:
-        return Part(
-            graphs=[self.graphs[i] for i in chosen],
-            measured_s=self.measured_s[list(chosen)],
-            kin=[self.kin[i] for i in chosen],
+    def __init__(self, cache: Path) -> None:
+        self.cases = scaledl_cases.read_all(cache)
+        facts = [case.facts for case in self.cases]
+        self.source, self.family, self.mode = (
+            np.array([str(one[name]) for one in facts]) for name in ("source", "family", "mode")
+        )
+        self.device = np.array([without_memory(one["device"]) for one in facts])
+        self.devices = np.array([one["devices"] for one in facts])
+        self.fold = np.array([one["fold"] for one in facts])
+        self.measured_s, self.measured_busy_s = (
+            np.array([one[name] for one in facts]) for name in ("measured_s", "measured_busy_s")
+        )
+        self.known = [known(case) for case in self.cases]
+        self.base_s, self.additive_s, self.busy_s = (
+            np.array([getattr(case.graph, name) for case in self.cases])
+            for name in ("base_s", "additive_s", "busy_s")
         )
 
-    @property
-    def base_s(self) -> Array:
-        return np.array([graph.base_s for graph in self.graphs])
+    def tests(self, split: str) -> list[Mask]:
+        """The runs that each fold of a split leaves out."""
+        if split == "families":
+            return [self.fold == fold for fold in range(FOLDS)]
+        if split == "devices":
+            filled, dealt = [0] * FOLDS, {}
+            for name, count in Counter(self.device.tolist()).most_common():
+                place = min(range(FOLDS), key=lambda i: filled[i])
+                dealt[name], filled[place] = place, filled[place] + count
+            places = np.array([dealt[name] for name in self.device.tolist()])
+            return [places == fold for fold in range(FOLDS)]
+        large = np.zeros(len(self.known), dtype=np.bool_)
+        for source in set(self.source.tolist()):
+            mine = self.source == source
+            sizes = np.unique(self.devices[mine])
+            if len(sizes) > 1:
+                large[mine] = self.devices[mine] > sizes[-1 - max(1, len(sizes) // 3)]
+        return [large]
 
-    @property
-    def columns(self) -> Array:
-        """The run-level features."""
-        return np.array([graph.run for graph in self.graphs], dtype=np.float64)
+    def inside(self, test: Mask, most: int = MOST, seed: int = 0) -> list[int]:
+        """Runs to learn from: at most so many of a source."""
+        found: list[int] = []
+        for source in dict.fromkeys(self.source.tolist()):
+            mine = np.flatnonzero((self.source == source) & ~test).tolist()
+            found += sorted(random.Random(seed).sample(mine, min(most, len(mine))))
+        return found
 
 
-# Methods: runs to learn from and runs to forecast in, step times of the latter out
-
-
-def device_sum(known: Part, asked: Part) -> Array:
-    return np.exp(asked.columns[:, RUN_COLUMNS.index("device_time")])
-
-
-def layer_wise(known: Part, asked: Part) -> Array:
-    return asked.base_s
-
-
-def graph_only(known: Part, asked: Part) -> Array:
-    """No operator models: FLOPs, bytes and counts of the layers to the step time."""
-    middle_s = float(np.exp(np.log(known.measured_s).mean()))
-    network, _ = train(
-        [_bare(graph, middle_s) for graph in known.graphs], known.measured_s, known.kin, bound=FREE
+def known(case: scaledl_cases.Known) -> Known:
+    facts = case.facts
+    return Known(
+        graph=case.graph,
+        family=facts["family"],
+        measured_s=facts["measured_s"],
+        place=Place(
+            device=without_memory(facts["device"]),
+            framework=facts["framework"],
+            mode=facts["mode"],
+            devices=facts["devices"],
+        ),
     )
-    return middle_s * np.exp(network.log_factors([_bare(graph, middle_s) for graph in asked.graphs]))
 
 
-def trees(known: Part, asked: Part) -> Array:
-    """The control: the same correction by trees from the run-level features, without the graph."""
-    model = ExtraTreesRegressor(300, min_samples_leaf=4, random_state=0)
-    model.fit(known.columns, np.log(known.measured_s / known.base_s))
-    return asked.base_s * np.exp(model.predict(asked.columns))
+# Methods: logarithms that are added to the forecasts of the engine
 
 
-def full(known: Part, asked: Part, seed: int = 0) -> tuple[Array, Factors]:
-    """The forecasts, and the bounds of their intervals."""
-    network, held_out = train(known.graphs, known.measured_s, known.kin, seed=seed)
-    return asked.base_s * np.exp(network.log_factors(asked.graphs)), intervals(known.measured_s / held_out)
+def graph_only(study: Study, inside: Sequence[int], test: Sequence[int]) -> Array:
+    """No operator models: FLOPs, bytes, counts and the plan, and what the device's data sheet says."""
+    middle_s = float(np.exp(np.log(study.measured_s[list(inside)]).mean()))
+    bare = {i: dataclasses.replace(study.known[i], graph=_bare(study, i, middle_s)) for i in [*inside, *test]}
+    answers = free_network([bare[i] for i in inside], [bare[i] for i in test])
+    return np.log(middle_s) + answers - np.log(study.base_s[list(test)])
 
 
-DEVICE = "additive only: sum of device times"
-LAYERS = "layer-wise only: host and device timeline (DeletePop, not calibrated)"
-CONTROL = "layer-wise + trees on the run-level features (control)"
-FULL = "full: layer-wise + GNN"
-METHODS: Mapping[str, Callable[[Part, Part], Array]] = {
-    DEVICE: device_sum,
-    LAYERS: layer_wise,
-    "GNN only: FLOPs, bytes and counts to step time": graph_only,
-    CONTROL: trees,
-}
-
-
-def _bare(graph: LayerGraph, base_s: float) -> LayerGraph:
-    """The graph without anything that an operator or host model said."""
-    sizes = sizes_of(graph)
-    columns = [NODE_COLUMNS.index(name) for name in NODE_COLUMNS if not name.endswith(("_time", "_share"))]
-    share = np.expm1(graph.nodes[:, NODE_COLUMNS.index("bytes")])
+def _bare(study: Study, place: int, base_s: float) -> LayerGraph:
+    graph, facts = study.cases[place].graph, study.cases[place].facts
+    left_out = ("device_time", "host_time", "device_share", "host_share", "exposed")
+    columns = [i for i, name in enumerate(NODE_COLUMNS) if name not in left_out]
+    moved = np.expm1(graph.nodes[:, NODE_COLUMNS.index("bytes")])
+    sizes = [
+        np.log1p(np.expm1(graph.nodes[:, NODE_COLUMNS.index(name)].astype(np.float64)).sum())
+        for name in ("flops", "bytes", "kernels", "sent")
+    ]
+    device = Catalog.load().device(facts["device"])
+    sheet = [np.log(device.memory_bytes_per_s), np.log(device.peak_flops("bf16"))]
+    run = [*sizes, *sheet, *graph.run[[RUN_COLUMNS.index(name) for name in PLAN_COLUMNS]]]
     return dataclasses.replace(
         graph,
         nodes=np.ascontiguousarray(graph.nodes[:, columns]),
-        run=sizes,
-        share=share / max(float(share.sum()), 1e-9),
+        run=np.array(run, dtype=np.float32),
+        share=(moved / max(float(moved.sum()), 1e-9)).astype(np.float32),
         base_s=base_s,
+        busy_s=base_s,
     )
 
 
-def sizes_of(graph: LayerGraph) -> npt.NDArray[np.float32]:
-    """Logarithms of the FLOPs, bytes, kernels and launches of the whole step."""
-    columns = graph.nodes[:, [NODE_COLUMNS.index(name) for name in SIZES]].astype(np.float64)
-    return np.log1p(np.expm1(columns).sum(axis=0)).astype(np.float32)
+def trees(study: Study, inside: Sequence[int], test: Sequence[int]) -> Array:
+    """The control: the same correction by trees from the run-level features, without the graph."""
+    columns = np.array([one.graph.run for one in study.known], dtype=np.float64)
+    target = np.log(study.measured_s / study.base_s)
+    counts = Counter(study.source[list(inside)].tolist())
+    weights = [1.0 / np.sqrt(counts[source]) for source in study.source[list(inside)].tolist()]
+    model = ExtraTreesRegressor(200, min_samples_leaf=4, max_features=0.4, random_state=0)
+    model.fit(columns[list(inside)], target[list(inside)], sample_weight=weights)
+    return np.asarray(model.predict(columns[list(test)]))
 
 
-# Which runs to learn from
-
-
-def choose(method: str, known: Part, count: int, seed: int) -> list[int]:
-    """Runs by their run-level features: for D-optimal a log-quadratic model of them."""
-    sizes = np.array([sizes_of(graph) for graph in known.graphs], dtype=np.float64)
-    columns = dict(zip((*RUN_COLUMNS[:2], *SIZES), (*known.columns[:, :2].T, *sizes.T), strict=True))
-    candidates = table_candidates(
-        columns, known.base_s, [{"run": i} for i in range(len(known.graphs))], quadratic=True
-    )
-    return sorted(design(method, candidates, count=count, seed=seed).chosen.tolist())
-
-
-# The study
-
-
-def study(runs: Sequence[Run], cache: Path | None) -> dict[str, list[list[float]]]:
-    """Forecasts of the runs of all folds, for each method and seed, in the order of the measured times."""
-    choices = [(method, count) for count in BUDGETS for method in ("random", "d-optimal")]
-    forecasts: dict[str, list[list[float]]] = {
-        name: [[]] for name in ("fold", "measured", "low", "high", *METHODS, FULL)
+def full(study: Study, inside: Sequence[int], test: Sequence[int], seed: int = 0) -> Mapping[str, Array]:
+    """The correction as it counts, its intervals, and the correction without its gate."""
+    correction, _ = train([study.known[i] for i in inside], seed=seed)
+    asked = [study.known[i] for i in test]
+    found = [correction.log_factor(one.graph, one.place) for one in asked]
+    bounds = [correction.factors[correction.region.trust(one.place)] for one in asked]
+    print(f"  gates {json.dumps(correction.gates)}", flush=True)
+    return {
+        "full": np.array(found),
+        "not gated": correction.raw([one.graph for one in asked]),
+        "low": np.log([one.low for one in bounds]),
+        "high": np.log([one.high for one in bounds]),
     }
-    forecasts.update({f"{method} {count}": [[] for _ in range(SEEDS)] for method, count in choices})
-    for number, fold in enumerate(split_runs(runs, "leave-model-out")):
-        assert fold.train is not None
-        predictor = ScaleDLPredictor(
-            operators_without(frozenset(family(runs[i].job.workload.model) for i in fold.test), cache, number)
-        )
-        known, asked = (part(predictor, [runs[i] for i in places]) for places in (fold.train, fold.test))
-        forecasts["fold"][0] += [float(number)] * len(asked.graphs)
-        forecasts["measured"][0] += asked.measured_s.tolist()
-        for name, method in METHODS.items():
-            forecasts[name][0] += method(known, asked).tolist()
-        step_s, bounds = full(known, asked)
-        for name, factor in ((FULL, 1.0), ("low", bounds.low), ("high", bounds.high)):
-            forecasts[name][0] += (factor * step_s).tolist()
-        print(f"fold {number}: compared", flush=True)
-        for choice, count in choices:
-            for seed in range(SEEDS):
-                step_s, _ = full(known[choose(choice, known, count, seed)], asked, seed)
-                forecasts[f"{choice} {count}"][seed] += step_s.tolist()
-        print(f"fold {number}: done", flush=True)
-    return forecasts
 
 
-def operators_without(families: frozenset[str], cache: Path | None, number: int) -> DeletePopPredictor:
-    path = None if cache is None else cache / f"fold{number}"
-    if path is not None and path.exists():
-        return DeletePopPredictor.load(path)
-    learned = DeletePopPredictor().without(families=families)
-    if path is not None:
-        learned.save(path)
-    return learned
+METHODS: Mapping[str, Callable[[Study, Sequence[int], Sequence[int]], Array]] = {
+    "GNN only": graph_only,
+    "control": trees,
+}
 
 
-def part(predictor: ScaleDLPredictor, runs: Sequence[Run]) -> Part:
-    return Part(
-        graphs=[predictor.layer_graph(run) for run in runs],
-        measured_s=np.array([run.measured["step_time_s"] for run in runs]),
-        kin=[family(run.job.workload.model) for run in runs],
-    )
+def run(study: Study, split: str, cache: Path) -> dict[str, Array]:
+    """What every method adds to the logarithm of the engine's forecast, of every run; NaN where a run was in
+    no test."""
+    found: dict[str, Array] = {}
+    for number, test in enumerate(study.tests(split)):
+        path = cache / f"ablation-{split}-{number}.json"
+        places = np.flatnonzero(test).tolist()
+        if not path.exists():
+            print(f"{split} {number}: {len(places)} runs left out", flush=True)
+            inside = study.inside(test)
+            answers = {name: method(study, inside, places).tolist() for name, method in METHODS.items()}
+            answers |= {name: values.tolist() for name, values in full(study, inside, places).items()}
+            path.write_text(json.dumps(answers))
+        for name, values in json.loads(path.read_text()).items():
+            found.setdefault(name, np.full(len(test), np.nan))[places] = values
+    return found
 
 
-def report(forecasts: Mapping[str, list[list[float]]]) -> str:
-    measured = np.array(forecasts["measured"][0])
+# Figures
 
-    def errors(name: str, seed: int = 0) -> Array:
-        return np.abs(np.array(forecasts[name][seed]) / measured - 1)
 
+def report(study: Study, split: str, found: Mapping[str, Array]) -> list[str]:
+    """A table of a split: mean relative errors by source, and in the mean over sources."""
+    forecasts = {
+        "additive": study.additive_s,
+        "layer-wise": study.base_s,
+        **{name: study.base_s * np.exp(found[name]) for name in ("GNN only", "control", "not gated", "full")},
+    }
     lines = [
-        f"{len(measured)} runs, leave-model-out",
-        "",
-        "| what | MAPE | median | p90 |",
-        "|---|---|---|---|",
+        f"| {split} left out | runs | {' | '.join(forecasts)} | RMSE layer-wise | RMSE full | 80 % |",
+        "|---" * (len(forecasts) + 5) + "|",
     ]
-    for name in (*METHODS, FULL):
-        error = errors(name)
-        lines.append(
-            f"| {name} | {error.mean():.1%} | {np.median(error):.1%} | {np.quantile(error, 0.9):.1%} |"
-        )
-    inside = (np.array(forecasts["low"][0]) <= measured) & (measured <= np.array(forecasts["high"][0]))
-    fold, (plain, control, whole) = (
-        np.array(forecasts["fold"][0]),
-        (errors(name) for name in (LAYERS, CONTROL, FULL)),
-    )
-    by_fold = [
-        (plain[fold == one].mean(), control[fold == one].mean(), whole[fold == one].mean())
-        for one in np.unique(fold)
-    ]
-    lines += [
-        "",
-        "MAPE by fold, layer-wise / control / full: "
-        + ", ".join(" / ".join(f"{value:.1%}" for value in row) for row in by_fold),
-    ]
-    busy = np.array(forecasts[DEVICE][0]) > 0.9 * np.array(forecasts[LAYERS][0])
-    for what, chosen in (("device", busy), ("host", ~busy)):
-        means = " / ".join(f"{error[chosen].mean():.1%}" for error in (plain, control, whole))
-        lines.append(f"The same on the {chosen.sum()} runs that the {what} bounds: {means}")
-    lines += ["", f"80 % intervals of the full model hold {inside.mean():.0%} of the runs", ""]
-    lines += [
-        "| runs to learn from | random, MAPE | random, median | D-optimal, MAPE | D-optimal, median |",
-        "|---" * 5 + "|",
-    ]
-    for count in BUDGETS:
-        cells = []
-        for method in ("random", "d-optimal"):
-            each = [errors(f"{method} {count}", seed) for seed in range(SEEDS)]
-            for figure in (np.mean, np.median):
-                values = [float(figure(error)) for error in each]
-                cells.append(f"{np.mean(values):.1%} ± {np.std(values):.1%}")
-        lines.append(f"| {count} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    table, squares = [], []
+    asked = ~np.isnan(found["full"])
+    for source in dict.fromkeys(study.source.tolist()):
+        mine = asked & (study.source == source)
+        if not mine.any():
+            continue
+        measured = study.measured_s[mine]
+        errors = [float(np.abs(values[mine] / measured - 1).mean()) for values in forecasts.values()]
+        rmse = [float(np.sqrt(((values[mine] - measured) ** 2).mean())) for values in forecasts.values()]
+        left = np.log(measured / study.base_s[mine]) - found["full"][mine]
+        inside = float(((found["low"][mine] <= left) & (left <= found["high"][mine])).mean())
+        if mine.sum() >= LEAST:
+            table.append(errors)
+            squares.append([one / rmse[1] for one in rmse])
+        cells = " | ".join(f"{one:.1%}" for one in errors)
+        plain, whole = rmse[1], rmse[-1]
+        lines.append(f"| {source} | {mine.sum()} | {cells} | {plain:.3g} s | {whole:.3g} s | {inside:.0%} |")
+    means, ratios = np.mean(table, axis=0), np.exp(np.mean(np.log(squares), axis=0))
+    lines.append(f"| mean of sources | | {' | '.join(f'{one:.1%}' for one in means)} | | | |")
+    lines.append(f"| RMSE over layer-wise | | {' | '.join(f'{one:.2f}' for one in ratios)} | | | |")
+    lines += ["", f"full over layer-wise: {means[-1] / means[1] - 1:+.1%}"]
+    lines.append(f"RMSE of additive over full: {ratios[0] / ratios[-1]:.2f}")
+    return [*lines, *_busy(study, found)]
+
+
+def _busy(study: Study, found: Mapping[str, Array]) -> list[str]:
+    lines = []
+    for mode in ("train", "infer"):
+        mine = ~np.isnan(found["full"]) & (study.mode == mode) & (study.measured_busy_s > 0)
+        if mine.any():
+            plain = np.abs(study.busy_s[mine] / study.measured_busy_s[mine] - 1)
+            corrected = study.busy_s[mine] * np.exp(_of_busy(study, found["full"])[mine])
+            whole = np.abs(corrected / study.measured_busy_s[mine] - 1)
+            lines.append(
+                f"busy time, {mode}, {mine.sum()} runs: layer-wise {plain.mean():.1%}, "
+                f"full {whole.mean():.1%}, median {np.median(plain):.1%}, {np.median(whole):.1%}"
+            )
+    return lines
+
+
+def _of_busy(study: Study, logs: Array) -> Array:
+    """What of a correction goes to the busy time: nothing where the wait for the host takes it."""
+    waits = np.array([one.graph.run[RUN_COLUMNS.index("waiting for the host")] for one in study.known])
+    return np.where(waits < np.abs(np.expm1(logs)), logs, 0.0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=reading.existing, default=Path("data/h200_steps.jsonl"))
-    parser.add_argument("--cache", type=Path, help="folder that keeps the operator models of the folds")
-    parser.add_argument("--results", type=Path, help="write every forecast (JSON)")
+    parser.add_argument("--cache", type=reading.existing, required=True)
+    parser.add_argument("--only", nargs="*", default=list(SPLITS), choices=SPLITS)
+    parser.add_argument("--ship", type=Path, help="folder of the predictor that learns from all")
     options = parser.parse_args()
-    forecasts = study([run for _, run in read_runs(options.runs)], options.cache)
-    print(report(forecasts))
-    if options.results:
-        options.results.write_text(json.dumps(forecasts))
+    study = Study(options.cache)
+    if options.ship:
+        nothing = np.zeros(len(study.known), dtype=np.bool_)
+        learned, _ = train([study.known[i] for i in study.inside(nothing, SHIPPED)])
+        ScaleDLPredictor(None, learned).save(options.ship)
+        print(json.dumps({"gates": learned.gates, "factors": learned.factors}, indent=1))
+        return
+    for split in options.only:
+        print("\n".join(["", *report(study, split, run(study, split, options.cache))]), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from foretrain.evaluate import SPLITS, Evaluation, Fold, bound_of, evaluate, job
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
+from foretrain.report.tables import evaluation_table
 from foretrain.workload import Model
 
 CATALOG = Catalog()
@@ -109,6 +111,9 @@ def five(tmp_path: Path) -> Path:
     )
 
 
+HEADINGS = ["predictor", "quantity", "n", "MAPE", "median", "p90", "bias", "coverage", "unsupported"]
+
+
 def test_five_runs_by_hand(tmp_path: Path) -> None:
     path = five(tmp_path)
     (result,) = evaluate([path], predictors=[Fake()]).results
@@ -124,6 +129,11 @@ def test_five_runs_by_hand(tmp_path: Path) -> None:
     assert result.p90_ape == pytest.approx(0.25 + 0.6 * 0.75)
     assert result.bias == pytest.approx(0)
     assert result.coverage == pytest.approx(1 / 5)
+    rows = evaluate([path], predictors=[Fake()]).runs
+    off = np.array([row.predicted - row.measured for row in rows])
+    measured = np.array([row.measured for row in rows])
+    assert result.mre == pytest.approx(np.abs(off).sum() / measured.sum())
+    assert result.rmse == pytest.approx(np.sqrt((off**2).mean()))
 
 
 def test_every_comparison_is_listed_with_its_line(tmp_path: Path) -> None:
@@ -138,6 +148,7 @@ def test_the_json_has_exactly_the_documented_keys(tmp_path: Path) -> None:
     data = json.loads(json.dumps(evaluate([path], predictors=[Fake()]).to_dict(), allow_nan=False))
     assert list(data) == ["results", "by_bound", "runs", "unsupported", "failures", "reasons"]
     figures = ["n", "mape", "median_ape", "p90_ape", "bias", "coverage", "unsupported", "failed", "bound"]
+    figures += ["mre", "rmse"]
     assert list(data["results"][0]) == ["predictor", "quantity", "runs_file", "split", *figures]
     assert list(data["runs"][0]) == [
         "runs_file",
@@ -772,3 +783,10 @@ def test_the_command_tells_what_failed(tmp_path: Path) -> None:
     ]
     (tmp_path / "none.txt").write_text("no\njson\n")
     assert "none.txt:1: not JSON" in fails("evaluate", str(tmp_path / "none.txt"))
+
+
+def test_a_wide_table_has_all_figures(tmp_path: Path) -> None:
+    document = evaluate([five(tmp_path)], predictors=[Fake()]).to_dict()
+    narrow, wide = (evaluation_table(document["results"], wide=wide) for wide in (False, True))
+    assert [column.header for column in wide.columns if column.header not in HEADINGS] == ["MRE", "RMSE"]
+    assert [column.header for column in narrow.columns] == HEADINGS

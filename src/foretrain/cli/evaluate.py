@@ -62,7 +62,7 @@ def evaluate(
     from foretrain import predictors
     from foretrain.evaluate import evaluate as score
     from foretrain.files import check_target
-    from foretrain.report.screen import progress
+    from foretrain.report.screen import progress, width
     from foretrain.report.tables import evaluation_table
 
     if json_out is not None:
@@ -86,11 +86,15 @@ def evaluate(
 
         write_atomically(json_out, dump(document))
         say(f"{len(document['results']):,} results, {len(document['runs']):,} comparisons in {json_out}")
-    show(evaluation_table([*document["results"], *document["by_bound"]]))
+    show(evaluation_table([*document["results"], *document["by_bound"]], wide=width() >= _WIDE))
     for kind in ("failed", "unsupported"):
         _tell(kind, [reason for reason in document["reasons"] if reason["kind"] == kind])
     if document["failures"] and not document["runs"]:
         raise typer.Exit(1)
+
+
+_WIDE = 120
+"""Characters of a line that hold all figures; ``--json`` has them anyway."""
 
 
 def _tell(kind: str, reasons: Sequence[Mapping[str, Any]]) -> None:

@@ -62,6 +62,10 @@ class Result:
     says."""
     bound: Bound | None = None
     """Of steps that this bounds alone; None of all."""
+    mre: float | None = None
+    """The mean absolute error over the mean measured value: long steps count for more than short ones."""
+    rmse: float | None = None
+    """Root of the mean squared error, in the unit of the quantity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,14 +391,20 @@ def _result(
 ) -> Result:
     mine = [row for row in rows if row.quantity == quantity and row.runs_file == file]
     errors = np.array([row.error for row in mine])
-    figures: dict[str, Any] = dict.fromkeys(("mape", "median_ape", "p90_ape", "bias", "coverage"))
+    figures: dict[str, Any] = dict.fromkeys(
+        ("mape", "median_ape", "p90_ape", "bias", "coverage", "mre", "rmse")
+    )
     if mine:
+        measured = np.array([row.measured for row in mine])
+        off = np.array([row.predicted for row in mine]) - measured
         figures = {
             "mape": float(np.abs(errors).mean()),
             "median_ape": float(np.median(np.abs(errors))),
             "p90_ape": float(np.quantile(np.abs(errors), 0.9)),
             "bias": float(np.median(errors)),
             "coverage": sum(row.low <= row.measured <= row.high for row in mine) / len(mine),
+            "mre": float(np.abs(off).mean() / measured.mean()),
+            "rmse": float(np.sqrt((off**2).mean())),
         }
     return Result(
         predictor=predictor,

@@ -23,6 +23,11 @@ def show(*parts: RenderableType) -> None:
         console.print(part)
 
 
+def width() -> int:
+    """Characters that fit in a line of stdout."""
+    return _console().width
+
+
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar with the time left, on stderr, moved by calls with how many are done of how many; nothing without

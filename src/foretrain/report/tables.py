@@ -40,9 +40,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iter
     return result
 
 
-def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
+def evaluation_table(results: Sequence[Mapping[str, Any]], *, wide: bool = False) -> Table:
     """The errors per predictor, file and quantity, as percentages; by what bounds the step below those of
-    all."""
+    all. With MRE and RMSE where there is room (``wide``)."""
     places = {_whole(result): place for place, result in enumerate(results) if result["bound"] is None}
     results = sorted(results, key=lambda result: places[_whole(result)])
     several = len({result["runs_file"] for result in results}) > 1
@@ -55,6 +55,7 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
         "MAPE",
         "median",
         "p90",
+        *(["MRE", "RMSE"] if wide else []),
         "bias",
         "coverage",
         "unsupported",
@@ -75,6 +76,7 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
             [
                 *names,
                 *errors,
+                *([_percent(result["mre"]), ("-" if result["rmse"] is None else format_quantity(result["quantity"], result["rmse"]))] if wide else []),
                 _percent(result["bias"], "+"),
                 _percent(result["coverage"]),
                 f"{result['unsupported']:,}",

@@ -187,6 +187,12 @@ def _by_kind(step: Step) -> dict[str, float]:
 _BY_KIND = (ATTENTION, CONVOLUTIONS, OTHERS)
 
 
+def kinds_of(step: Step) -> tuple[float, ...]:
+    """Of the time of passes, the shares of attention, of convolutions and of other kernels than products."""
+    found = _by_kind(step)
+    return tuple(found[part] for part in _BY_KIND)
+
+
 @functools.lru_cache(maxsize=64)
 def _parts_of(graph: OpGraph) -> Index:
     """By call, which of ``_BY_KIND`` it counts as; one more for products."""
