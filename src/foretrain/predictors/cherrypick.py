@@ -109,6 +109,7 @@ class CherryPickPredictor(Predictor):
     name: ClassVar[str] = "cherrypick"
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     learns: ClassVar[bool] = True
+    only_known_models: ClassVar[bool] = True
 
     def __init__(self, *, pooled: bool = False) -> None:
         self.pooled = pooled

@@ -48,6 +48,7 @@ class ErnestPredictor(Predictor):
     name: ClassVar[str] = "ernest"
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     learns: ClassVar[bool] = True
+    only_known_models: ClassVar[bool] = True
 
     def __init__(self, *, pooled: bool = False) -> None:
         self.pooled = pooled

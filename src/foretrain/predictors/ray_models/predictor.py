@@ -64,6 +64,7 @@ class RayModelsPredictor(Predictor):
     name: ClassVar[str] = "ray_models"
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     learns: ClassVar[bool] = True
+    only_known_models: ClassVar[bool] = True
     settings: ClassVar[type[Any] | None] = Budget
 
     def __init__(
