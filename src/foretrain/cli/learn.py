@@ -1,5 +1,5 @@
-"""The command that learns from all runs at hand: ``learn`` fits every predictor that can, and keeps the best for
-each kind of job as what ``predict`` uses."""
+"""The command that learns from all runs at hand: ``learn`` fits every predictor that can, and keeps the best
+for each kind of job as what ``predict`` uses."""
 
 from __future__ import annotations
 
