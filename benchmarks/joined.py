@@ -89,9 +89,8 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=120)
     options = parser.parse_args()
     totals: dict[str, list[float]] = {}
-    print(
-        "| source | kind | left out | best single | its error | joined | used |\n|---|---|---|---|---|---|---|"
-    )
+    headings = ("source", "kind", "left out", "best single", "its error", "joined", "used")
+    print(f"| {' | '.join(headings)} |\n{'|---' * len(headings)}|")
     for name in options.only.split(","):
         left_out = forecasts(name, options)
         ways, joined = chosen_ways(left_out)

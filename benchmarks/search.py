@@ -7,8 +7,8 @@ a model of ``data/cpu16_campaign.jsonl.zst`` (all-reduce), of Pollux's and of Ru
 the device time of the whole training; a deadline is met by four in ten configurations. The search goes on
 until no configuration promises 10 % less. What it has spent on measuring (so many steps and a start of each)
 is what the others may spend: Ernest's design (A-optimal) with its law, ours (D-optimal, half of it at random)
-with the Ray performance models, and a random choice with Ernest's law. All then take the cheapest configuration
-that is in time, by what was measured or else by what they forecast.
+with the Ray performance models, and a random choice with Ernest's law. All then take the cheapest
+configuration that is in time, by what was measured or else by what they forecast.
 """
 
 from __future__ import annotations
