@@ -1,6 +1,6 @@
 """Scores how the Ray performance models interpolate and extrapolate, beside Ernest.
 
-    python benchmarks/ray_models.py --data DIR [--only pollux,gavel] [--along workers,steps,cores,work,nodes]
+    python benchmarks/ray_models.py --data DIR [--only pollux,gavel] [--along workers,steps,cores,links]
                                     [--runs 20] [--seeds 1] [--inner 4] [--processes 2] [--json OUT]
 
 Of every model and dimension (workers, work of a step, cores, steps of an epoch) with three values or more,
@@ -65,18 +65,30 @@ class Score:
     seconds: float
 
 
+def by_cell(series: Series) -> Series:
+    """With the repeats of a cell as one run of their median time."""
+    columns = np.column_stack([*series.table.scales.values(), series.table.levels])
+    _, first, cell = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+    times_s = np.array([np.median(series.times_s[cell == number]) for number in range(len(first))])
+    return dataclasses.replace(series, table=series.table.take(first), times_s=times_s)
+
+
 # Sources
 
 
-def own_and_runs(data: Path) -> Iterator[Series]:
+def own_and_runs(data: Path, wanted: tuple[str, ...]) -> Iterator[Series]:
     """Files of runs: the forecast of each job is known."""
     files = {
         "ray campaign": OWN / "ray_campaign.jsonl.zst",
+        "ray nodes": OWN / "ray_nodes_campaign.jsonl.zst",
+        "links campaign": OWN / "links_campaign.jsonl.zst",
         "cpu16 ddp": OWN / "cpu16_ddp.jsonl",
         "cpu16 campaign": OWN / "cpu16_campaign.jsonl.zst",
         "pollux runs": data / "runs" / "pollux_t4.jsonl",
     }
     for source, path in files.items():
+        if not source.startswith(wanted):
+            continue
         by_model = defaultdict(list)
         for _, run in read_runs(path):
             by_model[run.job.workload.model.key].append(run)
@@ -94,7 +106,7 @@ def own_and_runs(data: Path) -> Iterator[Series]:
                 )
 
 
-def tables(data: Path) -> Iterator[Series]:
+def tables(data: Path, wanted: tuple[str, ...]) -> Iterator[Series]:
     """Public tables of step times, whose models are not known as jobs."""
     rows: dict[tuple[str, str], list[tuple[float, float, float, float]]] = defaultdict(list)
     for row in _rows(data, "pollux_t4_steps"):
@@ -179,7 +191,8 @@ def parts(
                         yield name, kind, (kept, test)
 
 
-def score(item: tuple[Series, str, str, Part]) -> Score:
+def score(shared: bool, item: tuple[Series, str, str, Part]) -> Score:
+    """``shared`` says whether it is scored without our own forecast as well."""
     series, dimension, kind, (train, test) = item
     known, asked, known_s, asked_s = (
         series.table.take(train),
@@ -193,7 +206,7 @@ def score(item: tuple[Series, str, str, Part]) -> Score:
     seconds = time.process_time() - begun
     held = [told[i] * spread.low <= asked_s[i] <= told[i] * spread.high for i, spread in enumerate(spreads)]
     blind = told
-    if known.forecast_s is not None:
+    if known.forecast_s is not None and shared:
         bare, other = (dataclasses.replace(table, forecast_s=None) for table in (known, asked))
         blind = _tell(ScaleModel.fit(bare, known_s, Budget()), other, series.data)[0]
     ernest = ernest_times_s(known, known_s, asked)
@@ -257,26 +270,40 @@ def main() -> None:
     )
     parser.add_argument("--data", type=reading.existing, required=True)
     parser.add_argument("--only", default="", help="starts of the names of sources, with commas")
-    parser.add_argument("--along", default="workers,steps,cores,work,nodes", help="dimensions, with commas")
+    every = "workers,steps,cores,work,nodes,links"
+    parser.add_argument("--along", default=every, help="dimensions, with commas")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--inner", type=int, default=4)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--cells", action="store_true", help="repeats of a cell count by their median")
+    parser.add_argument("--kinds", default="step,epoch", help="times that are scored, with commas")
+    parser.add_argument("--no-blind", action="store_true", help="not without our own forecast")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     wanted = tuple(options.only.split(",")) if options.only else ("",)
-    every = [
+    kinds = tuple(f"{kind}s" for kind in options.kinds.split(","))
+    found = [
         series
         for source in (own_and_runs, tables)
-        for series in source(options.data)
-        if series.source.startswith(wanted)
+        for series in source(options.data, wanted)
+        if series.source.startswith(wanted) and (", " not in series.source or series.source.endswith(kinds))
     ]
+    found = [by_cell(series) for series in found] if options.cells else found
     items = [
         (series, *part)
-        for series in every
+        for series in found
         for part in parts(series, options.along.split(","), options.runs, options.seeds, options.inner)
     ]
-    scores = list(fan_out(score, items, processes=options.processes, progress=lambda done, total: None))
+    scores = list(
+        fan_out(
+            score,
+            items,
+            shared=not options.no_blind,
+            processes=options.processes,
+            progress=lambda done, total: None,
+        )
+    )
     show(scores)
     if options.json:
         options.json.write_text(json.dumps([dataclasses.asdict(one) for one in scores], indent=1))

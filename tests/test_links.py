@@ -80,6 +80,20 @@ def test_a_limited_link_limits_a_training_step(tmp_path: Path) -> None:
 
 
 @needs_namespaces
+def test_links_get_another_rate_while_they_are_there() -> None:
+    with Fabric(1, 1e6) as fabric:
+        (name,) = fabric.namespaces
+        fabric.limit(2e6)
+        for where in (["tc"], ["tc", "-n", name]):
+            shown = subprocess.run([*where, "qdisc", "show"], capture_output=True, text=True, check=True)
+            assert "rate 16Mbit" in shown.stdout
+        assert (
+            fabric.host()
+            in subprocess.run(["ip", "address"], capture_output=True, text=True, check=True).stdout
+        )
+
+
+@needs_namespaces
 def test_nothing_is_left_behind_by_an_error_or_a_crash() -> None:
     def fail() -> None:
         with Fabric(2, 1e6):

@@ -386,6 +386,48 @@ def test_the_forecast_of_the_job_is_corrected_where_runs_are_few(tmp_path: Path)
     assert learned.predict(asked)["step_time_s"].median == pytest.approx(truth_s(asked), rel=0.5)
 
 
+def over_link(nodes: int, gigabits: float, kind: str = "ethernet") -> Job:
+    link = {"kind": kind, "bandwidth": gigabits * 125e6}
+    cluster = {"device": "cpu", "cores_per_device": 1, "devices_per_node": 1, "nodes": nodes}
+    return Job.read(
+        {
+            "model": {"source": "python", "name": "model.py:net"},
+            "training": {"global_batch": 8 * nodes, "sequence": 16},
+            "cluster": {**cluster, "inter_node": link} if nodes > 1 else cluster,
+            "plan": {},
+        }
+    )
+
+
+def linked_s(one: Job) -> float:
+    nodes = one.cluster.nodes
+    rate = one.cluster.inter_node.bandwidth_bytes_per_s
+    return 0.05 + (0.01 + 5e6 * (1 - 1 / nodes) / rate if nodes > 1 else 0.0)
+
+
+def test_a_rate_between_those_of_the_runs_is_told_from_them() -> None:
+    jobs = [over_link(nodes, rate) for nodes in (2, 3, 4) for rate in (0.5, 1, 4, 10)]
+    jobs += [over_link(1, 1)]
+    fitted = blind(Budget(starters=(Recipe(mean="law"), Recipe(mean="nnls")))).fit(
+        [run(one, step_time_s=linked_s(one)) for one in jobs]
+    )
+    asked = over_link(3, 2)
+    told = fitted.predict(asked)["step_time_s"].median
+    assert told == pytest.approx(linked_s(asked), rel=0.1)
+    slower = fitted.predict(over_link(3, 0.25))
+    assert slower["step_time_s"].median > told
+    with pytest.raises(UnsupportedJob, match=r"cluster.inter_node: .*infiniband"):
+        fitted.predict(over_link(3, 2, "infiniband"))
+
+
+def test_links_come_back_from_a_folder(tmp_path: Path) -> None:
+    jobs = [over_link(nodes, rate) for nodes in (2, 3, 4) for rate in (1, 10)]
+    fitted = blind(LEAST).fit([run(one, step_time_s=linked_s(one)) for one in jobs])
+    fitted.save(tmp_path)
+    asked = over_link(3, 4)
+    assert predictors.get(tmp_path).predict(asked).quantities == fitted.predict(asked).quantities
+
+
 def test_the_forecast_tells_of_links_that_no_run_goes_over(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     physics = predictors.get()

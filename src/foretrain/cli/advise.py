@@ -15,7 +15,8 @@ from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
     from foretrain.advice import Advice
-    from foretrain.job import Run
+    from foretrain.catalog import Catalog
+    from foretrain.job import Job, Run
     from foretrain.predictors.base import Predictor
 
 
@@ -53,6 +54,23 @@ def advise(
         typer.Option(help=f"{PREDICTOR_HELP}; a new one learns from the runs."),
     ] = "ray_models",
     top: Annotated[int, typer.Option(min=1, help="Configurations to show.")] = 10,
+    search: Annotated[
+        bool, typer.Option("--search", help="What to measure next, until no run promises much less.")
+    ] = False,
+    measured: Annotated[
+        bool,
+        typer.Option("--measure", help="With --search: measure it here, add it to the first file, go on."),
+    ] = False,
+    improvement: Annotated[
+        float, typer.Option(help="With --search: the share of the best cost that a run must promise.")
+    ] = 0.1,
+    following: Annotated[
+        Path | None,
+        typer.Option("--next", metavar="FILE", help="With --search: write the job to measure next."),
+    ] = None,
+    job: Annotated[
+        Path | None, typer.Option(help="With --search: the job to start from, while there are no runs.")
+    ] = None,
     catalog: CatalogOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -60,7 +78,8 @@ def advise(
     missing it."""
     from foretrain import advice
     from foretrain.catalog import Catalog
-    from foretrain.job import read_runs
+    from foretrain.cli.searching import Searching
+    from foretrain.job import Run, read_runs
     from foretrain.report.screen import progress
     from foretrain.units import parse_seconds
 
@@ -68,14 +87,24 @@ def advise(
     advice.check_wanted(limit_s, risk)
     if epochs is not None and not 0 < epochs < math.inf:
         raise invalid("epochs", epochs, "a number greater than zero")
-    found = [run for path in runs for _, run in read_runs(path)]
-    base = advice.template(found, model)
+    if not search and (measured or following or job):
+        raise typer.BadParameter("--measure, --next and --job are for --search")
+    found = [run for path in runs if not search or path.is_file() for _, run in read_runs(path)]
+    base = _start(found, model, job, known)
     wishes = advice.Wishes(
         samples=_numbers("samples", samples), epochs=epochs, workers=_numbers("workers", workers),
         cores=_numbers("cores", cores),
         instances=tuple(instances.split(",")) if instances else (), batch=batch,
     )  # fmt: skip
-    jobs, refused = advice.candidates(base, found, wishes, known)
+    first = found or [Run(job=base, measured={})]
+    jobs, refused = advice.candidates(base, first, wishes, known)
+    if search:
+        searching = Searching(
+            files=runs, model=base.workload.model.key, deadline_s=limit_s, improvement=improvement,
+            data=advice.data_taken(base, first, wishes),
+        )  # fmt: skip
+        searching.run(jobs, measured=measured, following=following, as_json=as_json)
+        return
     forecaster = _learned(predictor, [run for run in found if run.job.workload.model == base.workload.model])
     with progress("configurations") as advance:
         told = advice.advise(
@@ -90,6 +119,14 @@ def advise(
         _show(told, top)
     if told.best is None:
         raise typer.Exit(1)
+
+
+def _start(runs: list[Run], model: str | None, path: Path | None, catalog: Catalog) -> Job:
+    """The job that is scaled: that of the runs, or of a file while there are none."""
+    from foretrain import advice
+    from foretrain.job import Job
+
+    return advice.template(runs, model) if path is None or runs else Job.load(path, catalog=catalog)
 
 
 def _show(told: Advice, top: int) -> None:

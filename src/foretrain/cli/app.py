@@ -38,6 +38,8 @@ COMMANDS = {
     "explain": "Why B takes more or less time and memory than A, by cause.",
     "fit": "Calibrate a predictor to measured runs, or learn its operator models from an operator dataset.",
     "leaderboard": "Every predictor on every file of runs, with every split that applies.",
+    "learn": "Fit every predictor that can learn from these runs, score each on runs left out, "
+    "and keep the best for each kind of job.",
     "mcp": "Answer agents: a server of the Model Context Protocol on stdin and stdout.",
     "measure": "Make data: measure operators, steps and whole campaigns.",
     "plan": "Find the best plans: which devices, how many, and how the model is spread over them.",

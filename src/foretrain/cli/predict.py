@@ -143,7 +143,8 @@ def predict(
     for written in (trace, html, out, write_job):
         if written is not None:
             check_target(written)
-    name = predictors.DEFAULT if predictor is None else predictor
+    name = _usual(as_json) if predictor is None and server is None and not compare else predictor
+    name = predictors.DEFAULT if name is None else name
     if jobs is not None:
         _predict_many(jobs, out, options, name, processes, ray)
         return
@@ -191,6 +192,16 @@ def predict(
         from foretrain.report.evidence import evidence_table
 
         show(evidence_table(forecast.evidence))
+
+
+def _usual(quiet: bool) -> str:
+    """What forecasts are by where no predictor is named; says so where that is something learned."""
+    from foretrain.predictors import DEFAULT, usual
+
+    found = usual.usual()
+    if found != DEFAULT and not quiet:
+        say(f"by {found}, the usual predictor here (--predictor {DEFAULT} passes it by)")
+    return found
 
 
 def _forecast(predictor: Predictor, job: Job) -> Forecast:

@@ -22,6 +22,7 @@ DIMENSIONS: Mapping[str, Callable[[Job], float | None]] = {
     "batch": lambda job: job.workload.training.global_batch / (job.plan.data or 1),
     "samples": lambda job: job.workload.training.samples,
     "cores": lambda job: job.cluster.device.cores if job.cluster.device.is_cpu else None,
+    "links": lambda job: job.cluster.groups[0].inter_node.bandwidth_bytes_per_s if job.over_network else None,
 }
 """What ``interpolate`` and ``extrapolate`` go along, as in ``extrapolate:workers``; the batch is that of a
 worker."""

@@ -23,6 +23,8 @@ _CLONE_NEWNET = 0x40000000
 _BURST_S, _LEAST_BURST_BYTES = 0.004, 262144
 """What may be sent at once: so long at the link's rate, and no less than so much."""
 _QUEUE_S = 0.05
+_NETWORK = "10.213.0"
+_HOST = f"{_NETWORK}.254"
 
 
 def link_rate(text: str) -> float:
@@ -53,6 +55,11 @@ def check_links() -> None:
             raise InputError(f"links: {tool!r} is not installed; install iproute2, or run without --links")
 
 
+def address(index: int) -> str:
+    """Of the namespace with this number in a fabric."""
+    return f"{_NETWORK}.{index + 1}"
+
+
 class Fabric:
     """One namespace per worker in the ``with`` block, each with a link of ``rate_bytes_per_s`` both ways."""
 
@@ -61,16 +68,16 @@ class Fabric:
             raise InputError(f"links: {workers} workers do not fit; from 1 to 250 do")
         self._rate = rate_bytes_per_s
         self.namespaces = [f"{_PREFIX}{os.getpid()}x{i}" for i in range(workers)]
-        self._bridge = f"{_PREFIX}{os.getpid()}b"
+        self.bridge = f"{_PREFIX}{os.getpid()}b"
 
     def __enter__(self) -> Self:
         check_links()
         remove_stale()
         try:
-            _ip("link", "add", self._bridge, "type", "bridge")
-            _ip("link", "set", self._bridge, "up")
+            _ip("link", "add", self.bridge, "type", "bridge")
+            _ip("link", "set", self.bridge, "up")
             for index, name in enumerate(self.namespaces):
-                self._join(name, f"10.213.0.{index + 1}/24")
+                self._join(name, f"{address(index)}/24")
         except BaseException:
             self._remove()
             raise
@@ -79,13 +86,27 @@ class Fabric:
     def __exit__(self, *_: object) -> None:
         self._remove()
 
+    def limit(self, rate_bytes_per_s: float) -> None:
+        """Give all links another rate."""
+        self._rate = rate_bytes_per_s
+        for name in self.namespaces:
+            self._limit_both(name)
+
+    def host(self) -> str:
+        """Give this machine itself an address among the namespaces, by a link without a limit."""
+        _ip("address", "add", f"{_HOST}/24", "dev", self.bridge)
+        return _HOST
+
     def _join(self, name: str, address: str) -> None:
         _ip("netns", "add", name)
         _ip("link", "add", name, "type", "veth", "peer", "name", INTERFACE, "netns", name)
-        _ip("link", "set", name, "master", self._bridge, "up")
+        _ip("link", "set", name, "master", self.bridge, "up")
         _ip("-n", name, "address", "add", address, "dev", INTERFACE)
         _ip("-n", name, "link", "set", INTERFACE, "up")
         _ip("-n", name, "link", "set", "lo", "up")
+        self._limit_both(name)
+
+    def _limit_both(self, name: str) -> None:
         self._limit([], name)
         self._limit(["-n", name], INTERFACE)
 
@@ -93,10 +114,10 @@ class Fabric:
         """A token bucket on what leaves this end: the worker's limits sending, the bridge's receiving."""
         rate, burst = f"{self._rate * 8:.0f}bit", f"{max(_LEAST_BURST_BYTES, self._rate * _BURST_S):.0f}b"
         bucket = ["tbf", "rate", rate, "burst", burst, "latency", f"{_QUEUE_S * 1e3:.0f}ms"]
-        _run("tc", *where, "qdisc", "add", "dev", interface, "root", *bucket)
+        _run("tc", *where, "qdisc", "replace", "dev", interface, "root", *bucket)
 
     def _remove(self) -> None:
-        _remove([self._bridge, *self.namespaces])
+        _remove([self.bridge, *self.namespaces])
 
 
 def enter(namespace: str) -> None:

@@ -16,6 +16,7 @@ _WHERE = {
     "driple": "foretrain.predictors.driple:DriplePredictor",
     "ernest": "foretrain.predictors.ernest:ErnestPredictor",
     "flops": "foretrain.predictors.flops_regression:FlopsPredictor",
+    "joined": "foretrain.predictors.joined:JoinedPredictor",
     "predictddl": "foretrain.predictors.predictddl:PredictDDLPredictor",
     "ray_models": "foretrain.predictors.ray_models:RayModelsPredictor",
     "roofline": "foretrain.predictors.roofline:RooflinePredictor",

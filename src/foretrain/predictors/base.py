@@ -84,6 +84,9 @@ class Predictor(ABC):
     learns: ClassVar[bool] = False
     """Whether there is anything to learn, and so to save; then ``_write`` and ``_read`` are there."""
 
+    only_known_models: ClassVar[bool] = False
+    """Whether it forecasts only models that it has learned from runs of."""
+
     settings: ClassVar[type[Any] | None] = None
     """A frozen dataclass of what can be chosen for ``fit``, if anything can; each ``option`` in it is one of
     ``foretrain fit``."""

@@ -110,6 +110,7 @@ class CherryPickPredictor(Predictor):
     scored_by: ClassVar[tuple[str, ...]] = ("random",)
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     learns: ClassVar[bool] = True
+    only_known_models: ClassVar[bool] = True
 
     def __init__(self, *, pooled: bool = False) -> None:
         self.pooled = pooled
@@ -255,8 +256,8 @@ def search(
     return Search(tried=tuple(tried), costs=tuple(costs), best=tried[int(np.argmin(costs))], stopped=stopped)
 
 
-def expected_improvement(process: Process, rows: Array, best: float) -> Array:
-    """``E[max(best - cost, 0)]`` of a cost whose logarithm is normal."""
+def expected_improvement(process: Process, rows: Array, best: float | Array) -> Array:
+    """``E[max(best - cost, 0)]`` of a cost whose logarithm is normal; ``best`` may be another in each row."""
     from scipy.stats import norm
 
     mean, deviation = process(rows)

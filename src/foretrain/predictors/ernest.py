@@ -49,6 +49,7 @@ class ErnestPredictor(Predictor):
     scored_by: ClassVar[tuple[str, ...]] = ("random", "extrapolate:workers", "extrapolate:samples")
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     learns: ClassVar[bool] = True
+    only_known_models: ClassVar[bool] = True
 
     def __init__(self, *, pooled: bool = False) -> None:
         self.pooled = pooled

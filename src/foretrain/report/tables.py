@@ -20,6 +20,7 @@ from foretrain.units import format_bytes, format_count, format_dollars, format_q
 
 if TYPE_CHECKING:
     from foretrain.advice import Advice
+    from foretrain.search import Turn
     from foretrain.validation import Row
 
 
@@ -149,6 +150,23 @@ def advice_table(advice: Advice, top: int) -> Table:
             *([f"{training.samples:,}"] if sizes else []), f"{training.global_batch:,}",
             format_seconds(total.median), f"{format_seconds(total.low)} to {format_seconds(total.high)}",
             "unknown" if option.cost is None else format_dollars(option.cost.median), f"{option.late:.0%}",
+        ])  # fmt: skip
+    return table(headings, rows, right=headings[1:])
+
+
+def search_table(turn: Turn) -> Table:
+    """Configurations that were measured, the cheapest in time first."""
+    from foretrain.advice import machines
+
+    headings = ("machines", "workers", "batch", "time", "cost", "in time", "runs")
+    rows = []
+    for one in sorted(turn.tried, key=lambda one: (not one.in_time, one.cost)):
+        priced = one.job.cluster.price_per_hour is not None
+        rows.append([
+            machines(one.job), f"{one.job.cluster.world_size:,}",
+            f"{one.job.workload.training.global_batch:,}", format_seconds(one.time_s),
+            format_dollars(one.cost) if priced else f"{format_seconds(one.cost)} of a device",
+            "yes" if one.in_time else "no", f"{one.runs:,}",
         ])  # fmt: skip
     return table(headings, rows, right=headings[1:])
 

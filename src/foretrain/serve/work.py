@@ -188,8 +188,8 @@ def _trace(asked: ScheduleRequest) -> Any:
 
 
 def learn(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Calibrate a predictor to the runs of a file, and leave it in a folder."""
-    from foretrain.predictors.evidence import of_learned
+    """Learn a predictor from the runs of a file, and leave it in a folder."""
+    from foretrain.predictors.learning import learn_into
 
     asked = read(LearnRequest, task["request"], "")
     predictor = predictors.get(asked.predictor)
@@ -199,13 +199,7 @@ def learn(task: Mapping[str, Any]) -> dict[str, Any]:
     if not runs:
         raise InputError("name: there are no runs to learn from that the question takes in")
     predictor.progress = lambda done, total: tell("learning", done, total)
-    predictor.fit(runs)
-    taken = len(runs) - len(predictor.left_out_)
-    if not taken:
-        raise UnsupportedJob(f"predictor: none of {len(runs)} runs could be used ({predictor.left_out_[0]})")
-    tell("forecasting the runs again")
-    predictor.records_ = of_learned(predictor, runs)
-    predictor.save(Path(task["folder"]))
+    taken = learn_into(Path(task["folder"]), predictor, runs, tell=tell)
     changed = changes(predictors.get(asked.predictor), predictor, runs)
     return {
         "name": asked.name,

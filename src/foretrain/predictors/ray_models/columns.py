@@ -13,12 +13,12 @@ import numpy.typing as npt
 from foretrain.capture import capture_job
 from foretrain.errors import ForetrainError
 from foretrain.job import Job
-from foretrain.predictors.seen import SETTINGS, Seen
+from foretrain.predictors.seen import LINKS, SETTINGS, Seen
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
-NUMBERS = ("workers", "nodes", "cores", "work", "traffic", "steps")
+NUMBERS = ("workers", "nodes", "cores", "work", "traffic", "steps", "links")
 """The columns that are numbers, all above zero; those in which runs may lie inside or outside of what was
 measured."""
 
@@ -40,8 +40,15 @@ class Table:
     steps: Array
     levels: Array
     """One column per setting beyond the first of each kind: 1 where the run has it."""
+    links: Array = None  # type: ignore[assignment]
+    """Rates of the links between nodes, over the typical one, where runs differ in nothing else of them; 1
+    where they do not, and where a run has one node."""
     forecast_s: Array | None = None
     """Our own forecast of the same time."""
+
+    def __post_init__(self) -> None:
+        if self.links is None:
+            object.__setattr__(self, "links", np.ones(len(self.workers)))
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -80,16 +87,33 @@ class Table:
         return cls(**columns)  # type: ignore[arg-type]
 
 
+_BETWEEN = "cluster.inter_node"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
     """What the runs have been seen with, and whether their graphs are known."""
 
     seen: Seen
     graphs: bool
+    typical_link: float | None = None
+    """Bytes per second of the typical link between nodes, where runs have several rates of one kind: then the
+    rate is a number, and others can be told; None where a link is a setting like any other."""
+    link_kind: str | None = None
 
     @classmethod
     def of(cls, jobs: Sequence[Job], *, graphs: bool) -> Encoding:
-        return cls(seen=Seen.of(jobs), graphs=graphs)
+        links = [job.cluster.groups[0].inter_node for job in jobs if job.over_network]
+        rates, kinds = {link.bandwidth_bytes_per_s for link in links}, {link.kind for link in links}
+        if len(rates) < 2 or len(kinds) > 1:
+            return cls(seen=Seen.of(jobs), graphs=graphs)
+        typical = float(np.exp(np.mean(np.log([link.bandwidth_bytes_per_s for link in links]))))
+        return cls(seen=Seen.of(jobs), graphs=graphs, typical_link=typical, link_kind=kinds.pop())
+
+    def unseen_links(self, job: Job) -> list[str]:
+        """The links of a job that nothing is known of."""
+        told = self.typical_link is not None and job.cluster.groups[0].inter_node.kind == self.link_kind
+        return [name for name in LINKS if not self.seen.has(job, name) and not (told and name == _BETWEEN)]
 
     def table(
         self, jobs: Sequence[Job], steps: Sequence[float], forecasts_s: Sequence[float] | None = None
@@ -101,19 +125,27 @@ class Encoding:
             **dict(zip(("workers", "nodes", "cores", "work", "traffic"), rows.T, strict=True)),
             steps=counts,
             levels=np.array([self._levels(job) for job in jobs], dtype=np.float64).reshape(len(jobs), -1),
+            links=np.array([self._link(job) for job in jobs], dtype=np.float64),
             forecast_s=None if forecasts_s is None else np.array(forecasts_s, dtype=np.float64) * counts,
         )
 
     def _levels(self, job: Job) -> list[float]:
-        settings = self.seen.settings.items()
+        numbers = () if self.typical_link is None else (_BETWEEN,)
+        settings = [(name, known) for name, known in self.seen.settings.items() if name not in numbers]
         return [float(SETTINGS[name](job) == other) for name, known in settings for other in known[1:]]
 
+    def _link(self, job: Job) -> float:
+        if self.typical_link is None or not job.over_network:
+            return 1.0
+        return job.cluster.groups[0].inter_node.bandwidth_bytes_per_s / self.typical_link
+
     def to_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen.to_dict(), "graphs": self.graphs}
+        links = {"typical_link": self.typical_link, "link_kind": self.link_kind}
+        return {"seen": self.seen.to_dict(), "graphs": self.graphs, **links}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Encoding:
-        return cls(seen=Seen.from_dict(document["seen"]), graphs=document["graphs"])
+        return cls(**{**document, "seen": Seen.from_dict(document["seen"])})
 
 
 def _numbers(job: Job) -> tuple[float, float, float]:

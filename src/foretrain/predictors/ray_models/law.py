@@ -16,8 +16,8 @@ T = TypeVar("T")
 class LawParameters(NamedTuple, Generic[T]):
     """The numbers of the law that hold for every setting, all as logarithms.
 
-    The first ten are times, over the typical time of a step; with ``log`` they grow with the logarithm of the
-    members, with ``member`` with their number.
+    The first eleven are times, over the typical time of a step; with ``log`` they grow with the logarithm of
+    the members, with ``member`` with their number.
     """
 
     computing: T
@@ -29,6 +29,7 @@ class LawParameters(NamedTuple, Generic[T]):
     between_log: T
     between_inside_log: T
     between_member: T
+    between_bytes: T
     start: T
     overlap: T
     cores: T
@@ -56,6 +57,7 @@ _PRIORS = LawParameters(
     between_log=_Prior(-4.0, 1.5, hidden=1, added=3),
     between_inside_log=_Prior(-4.0, 1.5, hidden=1),
     between_member=_Prior(-5.0, 1.5),
+    between_bytes=_Prior(-2.5, 2.0, hidden=1, added=1),
     start=_Prior(-5.0, 1.5),
     overlap=_Prior(-1.0, 1.5, hidden=2, added=-3),
     cores=_Prior(1.5, 1.0),
@@ -93,14 +95,17 @@ class Law:
 
     Computing is a constant and a part in proportion to the work, which cores divide in part and neighbours on
     the node slow down; exchanging is, inside a node and between nodes, a constant, a part with the logarithm
-    and a part with the number of members. ``g`` from 1 to 10 says how far the two overlap. Each setting
-    multiplies both parts by factors of its own.
+    and a part with the number of members, and the bytes that links between nodes take time for, where runs
+    have links of several rates. ``g`` from 1 to 10 says how far the two overlap. Each setting multiplies both
+    parts by factors of its own.
     """
 
     parameters: Array
     """Those of ``LawParameters``, and a factor of computing and one of exchanging for each setting."""
     typical_s: float
     typical_work: float
+    several_links: bool = False
+    """Whether the runs have links of several rates."""
 
     @classmethod
     def fit(cls, table: Table, times_s: Array) -> Law:
@@ -108,21 +113,22 @@ class Law:
 
         log_times = np.log(times_s)
         typical_s = float(np.exp((log_times - np.log(table.steps)).mean()))
-        typical_work = _typical(table.work)
+        typical = {"typical_s": typical_s, "typical_work": _typical(table.work)}
+        several_links = _several_links(table)
         settings = table.levels.shape[1]
         means = np.append(_MEANS, np.zeros(2 * settings))
         levels = np.repeat([_LEVEL_COMPUTING, _LEVEL_EXCHANGING], settings)
         deviations = np.append(_DEVIATIONS, levels)
 
         def residuals(parameters: Array) -> Array:
-            law = cls(parameters=parameters, typical_s=typical_s, typical_work=typical_work)
+            law = cls(parameters=parameters, **typical, several_links=several_links)
             misses = (law.log_times(table) - log_times) / _NOISE
             return np.concatenate([misses, (parameters - means) / deviations])
 
         starts = means + np.column_stack([_STARTS, np.zeros((len(_STARTS), 2 * settings))])
         attempts = [least_squares(residuals, at, loss="soft_l1", max_nfev=_EVALUATIONS) for at in starts]
         best = min(attempts, key=lambda attempt: attempt.cost)
-        return cls(parameters=best.x, typical_s=typical_s, typical_work=typical_work)
+        return cls(parameters=best.x, **typical, several_links=several_links)
 
     def log_times(self, table: Table) -> Array:
         shared, settings = len(_PRIORS), table.levels.shape[1]
@@ -142,6 +148,7 @@ class Law:
             + shares.between_log * np.log(nodes)
             + shares.between_inside_log * np.log(per_node)
             + shares.between_member * (nodes - 1)
+            + self.several_links * shares.between_bytes * (1 - 1 / nodes) / table.links
         )
         exchanging = (inside + between) * np.exp(table.levels @ exchanging_level)
         power = 1 + (_MOST_OVERLAP - 1) * _sigmoid(logs.overlap)
@@ -150,6 +157,10 @@ class Law:
         start = np.where(table.steps > 1, shares.start * _START_UNIT, 0.0)
         log_times: Array = np.log(self.typical_s * (start + table.steps * step))
         return log_times
+
+
+def _several_links(table: Table) -> bool:
+    return bool(np.ptp(table.links) > 0)
 
 
 def _typical(values: Array) -> float:
@@ -179,26 +190,31 @@ class Sum:
     weights: Array
     kept: tuple[int, ...]
     typical_work: float
+    several_links: bool = False
 
     @classmethod
     def fit(cls, table: Table, times_s: Array, *, select: bool) -> Sum:
         typical_work = _typical(table.work)
-        rows = _growing(table, typical_work) / times_s[:, None]
+        several_links = _several_links(table)
+        rows = _growing(table, typical_work, several_links) / times_s[:, None]
         kept = _selected(rows) if select else tuple(range(rows.shape[1]))
-        return cls(weights=_nnls(rows[:, kept]), kept=kept, typical_work=typical_work)
+        return cls(
+            weights=_nnls(rows[:, kept]), kept=kept, typical_work=typical_work, several_links=several_links
+        )
 
     def log_times(self, table: Table) -> Array:
-        times_s = _growing(table, self.typical_work)[:, self.kept] @ self.weights
+        times_s = _growing(table, self.typical_work, self.several_links)[:, self.kept] @ self.weights
         log_times: Array = np.log(np.maximum(times_s, _LEAST_S))
         return log_times
 
 
-def _growing(table: Table, typical_work: float) -> Array:
+def _growing(table: Table, typical_work: float, several_links: bool) -> Array:
     workers, nodes, work = table.workers, table.nodes, table.work / typical_work
     constant, several, spread = np.ones(len(workers)), (workers > 1).astype(float), (nodes > 1).astype(float)
     computing = [constant, work, work / table.cores]
     exchanging = [np.log(workers), workers, several, np.log(nodes), nodes - 1, spread]
     gradients = [work * np.log(workers), work * spread]
+    gradients += [spread * (1 - 1 / nodes) / table.links] if several_links else []
     levels = [level * factor for level in table.levels.T for factor in (constant, work, workers)]
     per_step = np.column_stack([*computing, *exchanging, *gradients, *levels]) * table.steps[:, None]
     return np.column_stack([per_step, np.where(table.steps > 1, 1.0, 0.0)])

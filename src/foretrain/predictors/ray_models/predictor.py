@@ -65,6 +65,7 @@ class RayModelsPredictor(Predictor):
     scored_by: ClassVar[tuple[str, ...]] = ("random", "extrapolate:workers", "extrapolate:samples")
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     learns: ClassVar[bool] = True
+    only_known_models: ClassVar[bool] = True
     settings: ClassVar[type[Any] | None] = Budget
 
     def __init__(
@@ -115,8 +116,9 @@ class RayModelsPredictor(Predictor):
                 f"model: no run of {job.workload.model.label!r}; ray_models has learned {have}"
             )
         seen = known.encoding.seen
-        seen.check(job, self.name, but=LINKS if known.physics else ())
-        unseen = [name for name in LINKS if not seen.has(job, name)]
+        unseen = known.encoding.unseen_links(job)
+        told = [name for name in LINKS if name not in unseen]
+        seen.check(job, self.name, but=LINKS if known.physics else told)
         physics = self._predictor().predict(job)["step_time_s"] if known.physics else None
         asked = _Asked(known=known, job=job, physics=physics, corrected=bool(unseen))
         told_by = f"told by the forecast of {self._predictor().name}, which the runs correct"

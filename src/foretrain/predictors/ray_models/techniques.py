@@ -116,11 +116,13 @@ def learn(
 def terms(table: Table, kind: Literal["logs", "rich"]) -> Array:
     """Columns that a technique may take: logarithms and settings; rich: inverses, roots and Ernest's too."""
     scale = [np.log(table.workers), table.workers > 1, np.log(table.nodes), table.nodes > 1]
-    sizes = [np.log(column) for column in (table.work, table.traffic, table.cores, table.steps)]
+    columns = (table.work, table.traffic, table.cores, table.steps, table.links)
+    sizes = [np.log(column) for column in columns]
     logs = [*scale, *sizes, *table.levels.T]
     if kind == "logs":
         return np.column_stack(logs).astype(np.float64)
     inverses = [1 / column for column in (table.workers, table.nodes, table.cores)]
+    inverses.append((table.nodes > 1) * (1 / table.links - 1))
     roots = [np.sqrt(column) for column in (table.workers, table.nodes, table.work)]
     ernest = [table.work, table.work / table.cores, table.workers, np.sqrt(table.work) / table.cores]
     return np.column_stack([*logs, *inverses, *roots, *ernest]).astype(np.float64)

@@ -1,0 +1,212 @@
+"""Chooses by left-out runs which predictors speak for a job, and with what weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.job import Job
+from foretrain.predictors.evidence import FIELDS, SIZES, Key, shipped
+from foretrain.predictors.joined.relations import Relation
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+Way = Literal["best", "weighted", "near", "corrected"]
+WAYS: tuple[Way, ...] = get_args(Way)
+WORDS: Mapping[Way, str] = {
+    "best": "the best one",
+    "weighted": "a mean, weighted by error",
+    "near": "a mean, weighted by error on near runs",
+    "corrected": "the same, corrected by how far off each is on near runs",
+}
+
+_FEWEST_OF_KIND = 8
+"""Left-out runs of one relation and device from which on they alone choose."""
+_MOST_MISS = 1.5
+"""An error counts no more than this, so that one forecast that is far off does not decide."""
+_WORST = 1.7
+"""Errors over that of the best beyond which a predictor has no weight in a mean."""
+_LEAST_ERROR = 0.01
+_NEAR = 0.06
+"""The distance, of ``evidence``, at which a left-out run counts e times less than a run of the same job."""
+_PRIOR_ERROR, _PRIOR_SHIFT = 3.0, 3.0
+"""Left-out runs that a predictor's error in the kind, and no correction, count as."""
+_BETTER = 0.03
+"""By how much of its error the best one must be beaten before several speak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """Who speaks for a job: weights that add up to 1, and by how many e-folds each forecasts too much."""
+
+    weights: Mapping[str, float]
+    shifts: Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LeftOut:
+    """Forecasts of runs that were left out: the logarithm of forecast over measured time, not a number where
+    a predictor refused, with a row for each run and a column for each predictor."""
+
+    members: tuple[str, ...]
+    keys: tuple[Key, ...]
+    relations: tuple[Relation, ...]
+    devices: tuple[str, ...]
+    parts: tuple[int, ...]
+    """Runs that were left out together."""
+    positions: tuple[int, ...]
+    """Of the run among those learned from."""
+    misses: Array
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def where(self, relation: Relation, device: str, among: Mask) -> Mask:
+        """The left-out runs that tell of a kind of job: of its relation and device, or of its relation, as
+        there are enough."""
+        alike = np.array([one == relation for one in self.relations]) & among
+        same = alike & np.array([one == device for one in self.devices])
+        return same if same.sum() >= _FEWEST_OF_KIND else alike
+
+    def distances(self, key: Key) -> Array:
+        """Of a job to each run, by the weights of ``evidence``."""
+        weights = shipped().weights
+        away = np.zeros(len(self))
+        for name in FIELDS:
+            away += weights[name] * np.array([one.fields[name] != key.fields[name] for one in self.keys])
+        for name in SIZES:
+            if name in key.sizes:
+                here = key.sizes[name]
+                away += weights[name] * np.array(
+                    [abs(math.log(one.sizes[name] / here)) if name in one.sizes else 0.0 for one in self.keys]
+                )
+        return away
+
+    def mix(self, way: Way, kind: Mask, distances: Array, available: Sequence[str]) -> Mix | None:
+        """Who speaks, of those that are available, by the left-out runs of a kind; None where none tells."""
+        columns = [self.members.index(name) for name in available]
+        if not kind.any() or not columns:
+            return None
+        misses = self.misses[kind][:, columns]
+        told = np.isfinite(misses)
+        errors = errors_of(misses)
+        nearness = np.exp(-distances[kind] / _NEAR)[:, None] * told
+        counts = told.sum(axis=0)
+        overall = np.where(
+            counts, np.nansum(np.where(told, errors, 0.0), axis=0) / np.maximum(counts, 1), np.inf
+        )
+        overall = np.where(counts >= max(1, _least_told(kind)), overall, np.inf)
+        if not np.isfinite(overall).any():
+            return None
+        shifts = np.zeros(len(columns))
+        if way in ("near", "corrected"):
+            if way == "corrected":
+                shifts = np.nansum(nearness * np.where(told, misses, 0.0), axis=0) / (
+                    nearness.sum(axis=0) + _PRIOR_SHIFT
+                )
+                errors = errors_of(misses - shifts)
+            near = (nearness * np.where(told, errors, 0.0)).sum(axis=0) + _PRIOR_ERROR * np.where(
+                np.isfinite(overall), overall, 0.0
+            )
+            here = np.where(np.isfinite(overall), near / (nearness.sum(axis=0) + _PRIOR_ERROR), np.inf)
+        else:
+            here = overall
+        weights = np.zeros(len(columns))
+        if way == "best":
+            weights[int(np.argmin(here))] = 1.0
+        else:
+            kept = here <= _WORST * max(float(here.min()), _LEAST_ERROR)
+            weights[kept] = 1 / np.maximum(here[kept], _LEAST_ERROR) ** 2
+            weights /= weights.sum()
+        return Mix(
+            weights={name: float(w) for name, w in zip(available, weights, strict=True) if w > 0},
+            shifts={name: float(b) for name, b in zip(available, shifts, strict=True) if b},
+        )
+
+    def missed(self, way: Way) -> Array:
+        """The miss of each left-out run by a way that was chosen without it and those left out with it."""
+        found = np.full(len(self), np.nan)
+        parts, positions = np.array(self.parts), np.array(self.positions)
+        for i in range(len(self)):
+            among = (parts != parts[i]) & (positions != positions[i])
+            kind = self.where(self.relations[i], self.devices[i], among)
+            available = [
+                name for name, miss in zip(self.members, self.misses[i], strict=True) if np.isfinite(miss)
+            ]
+            mix = self.mix(way, kind, self.distances(self.keys[i]), available)
+            if mix is not None:
+                own = dict(zip(self.members, self.misses[i], strict=True))
+                found[i] = sum(
+                    weight * (own[name] - mix.shifts.get(name, 0.0)) for name, weight in mix.weights.items()
+                )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "members": list(self.members),
+            "keys": [{"fields": dict(key.fields), "sizes": dict(key.sizes)} for key in self.keys],
+            "relations": list(self.relations),
+            "devices": list(self.devices),
+            "parts": list(self.parts),
+            "positions": list(self.positions),
+            "misses": [[float(miss) if math.isfinite(miss) else None for miss in row] for row in self.misses],
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        columns = {name: tuple(document[name]) for name in ("members", "relations", "devices")}
+        numbers = {name: tuple(document[name]) for name in ("parts", "positions")}
+        misses = np.array(document["misses"], dtype=np.float64).reshape(-1, len(columns["members"]))
+        keys = tuple(Key(fields=key["fields"], sizes=key["sizes"]) for key in document["keys"])
+        return cls(**columns, **numbers, keys=keys, misses=misses)
+
+
+def _least_told(kind: Mask) -> int:
+    """Left-out runs that a predictor must have forecast to be chosen: a third of the kind."""
+    return int(kind.sum()) // 3
+
+
+def errors_of(misses: Array) -> Array:
+    """Relative errors, none above what counts."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.minimum(np.abs(np.expm1(misses)), _MOST_MISS), dtype=np.float64)
+
+
+def chosen_ways(left_out: LeftOut) -> tuple[dict[Relation, Way], Array]:
+    """The way that does best in each relation, and what it misses of every left-out run, the way itself
+    chosen without the runs that were left out together."""
+    by_way = {way: left_out.missed(way) for way in WAYS}
+    relations, parts = np.array(left_out.relations), np.array(left_out.parts)
+    ways: dict[Relation, Way] = {}
+    misses = np.full(len(left_out), np.nan)
+    for relation in dict.fromkeys(left_out.relations):
+        mine = relations == relation
+        ways[relation] = _best_way(by_way, mine)
+        for part in np.unique(parts[mine]):
+            others = mine & (parts != part)
+            way = _best_way(by_way, others if others.any() else mine)
+            here = mine & (parts == part)
+            misses[here] = by_way[way][here]
+    return ways, misses
+
+
+def _best_way(by_way: Mapping[Way, Array], among: Mask) -> Way:
+    errors = {way: _mean(errors_of(misses[among])) for way, misses in by_way.items()}
+    best = min(WAYS, key=lambda way: errors[way])
+    return best if errors[best] < (1 - _BETTER) * errors["best"] else "best"
+
+
+def _mean(values: Array) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.inf
+
+
+def key_of(job: Job) -> Key:
+    """What nearness is told by; nothing is traced for it."""
+    return Key.of(job)

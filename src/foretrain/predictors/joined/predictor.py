@@ -1,0 +1,300 @@
+"""Learns which predictor is right for which kind of job on a cluster, from its runs, and forecasts by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, final
+
+import numpy as np
+
+from foretrain.errors import InputError, UnsupportedJob
+from foretrain.forecast import Factors, Forecast
+from foretrain.job import Job, Run
+from foretrain.predictors.base import Predictor, Report, Table, option
+from foretrain.predictors.blackbox import forecast_around
+from foretrain.predictors.conformal import factors
+from foretrain.predictors.evidence import Outcome, Record, Records, describe, shipped
+from foretrain.predictors.joined import relations
+from foretrain.predictors.joined.choosing import (
+    WORDS,
+    Array,
+    LeftOut,
+    Mask,
+    Mix,
+    Way,
+    chosen_ways,
+    errors_of,
+    key_of,
+)
+from foretrain.predictors.joined.members import LEARNING, SHIPPED, Members, read_names
+from foretrain.predictors.joined.relations import Known, Relation, device_of
+from foretrain.predictors.joined.trying import STEP, try_out
+from foretrain.predictors.ray_models.scaling import spread_of_misses
+from foretrain.step.assembly import MEMORY_QUANTITIES
+from foretrain.step.assembly import QUANTITIES as ALL_QUANTITIES
+
+_FEWEST = 8
+"""Runs from which on some are left out, to choose by them."""
+_ENOUGH = 20
+"""Left-out misses from which on intervals go by their ranks."""
+_HOLDS = 0.7
+"""The share of left-out runs that an interval of 80 % must hold for a predictor to keep its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """What is joined, and how it is tried."""
+
+    predictors: tuple[str, ...] = option(
+        LEARNING, "The predictors that are joined, with commas.", parse=read_names, metavar="NAMES"
+    )
+    folds: int = option(4, "Parts of the runs that are left out in turn.", least=2)
+    most: int = option(240, "Runs that are left out at most, evenly from first to last.", least=_FEWEST)
+
+
+@final
+class JoinedPredictor(Predictor):
+    """Fits every predictor that can learn from the runs and scores each on runs that were left out: at scales
+    inside and beyond the others', of families and on devices that the others do not have. A job is forecast
+    by whoever did best on its kind, or by several, weighted by their error on near left-out runs, where that
+    does better on runs that had no part in the choice.
+    """
+
+    name: ClassVar[str] = "joined"
+    quantities: ClassVar[frozenset[str]] = ALL_QUANTITIES
+    learns: ClassVar[bool] = True
+    settings: ClassVar[type[Any] | None] = Joining
+
+    def __init__(self, *, joining: Joining | None = None) -> None:
+        self.joining = joining or Joining()
+        self.members_: Members | None = None
+        self.known_: Known | None = None
+        self.tried_: LeftOut | None = None
+        self.ways_: dict[Relation, Way] = {}
+        self.missed_: Array = np.zeros(0)
+        self.held_: Mapping[str, float] = {}
+        self._families: frozenset[str] = frozenset()
+        self._devices: frozenset[str] = frozenset()
+
+    def configure(self, settings: Joining) -> None:
+        self.joining = settings
+
+    # Learning
+
+    def fit(self, runs: Iterable[Run]) -> Self:
+        given = list(runs)
+        timed = [run for run in given if 0 < run.measured.get(STEP, 0.0) < math.inf]
+        self.left_out_ = tuple(
+            f"{run.job.workload.model.label}: no {STEP}" for run in given if STEP not in run.measured
+        )
+        if not timed:
+            raise InputError(f"runs: none has a {STEP}, which predictors are compared by")
+        names = self.joining.predictors if len(timed) >= _FEWEST else self.joining.predictors[:1]
+        some = timed[:: -(-len(timed) // self.joining.most)]
+        tried = relations.parts(some, self.joining.folds) if len(timed) >= _FEWEST else []
+        total, done = (len(tried) + 1) * len(names), 0
+
+        def step() -> None:
+            nonlocal done
+            done += 1
+            self.progress(done, total)
+
+        forgotten = {"families": self._families, "devices": self._devices}
+        self.tried_, self.held_ = try_out(some, tried, names, **forgotten, step=step)
+        self.members_ = Members.learned(names, timed, **forgotten, step=step)
+        if not self.members_.by_name.keys() - {SHIPPED}:
+            why = "; ".join(f"{name}: {text}" for name, text in self.members_.refused.items())
+            raise InputError(f"runs: no predictor can learn from them ({why})")
+        self.known_ = Known.of([run.job for run in timed])
+        self.ways_, self.missed_ = chosen_ways(self.tried_)
+        self.records_ = self._records(some)
+        return self
+
+    def _records(self, runs: Sequence[Run]) -> Records | None:
+        """The left-out runs and what was missed of them, as evidence."""
+        assert self.tried_ is not None
+        spreads = {kind: self._spread(self._kind(*kind)) for kind in self._kinds()}
+        records, seen = [], set()
+        for i, miss in enumerate(self.missed_):
+            position = self.tried_.positions[i]
+            if not math.isfinite(miss) or position in seen:
+                continue
+            seen.add(position)
+            spread = spreads[self.tried_.relations[i], self.tried_.devices[i]]
+            inside = spread.low <= math.exp(-miss) <= spread.high
+            run, key = runs[position], self.tried_.keys[i]
+            records.append(
+                Record(
+                    source="left out in turn", about=describe(run.job), low=key, high=key,
+                    outcomes={self.name: Outcome(error=math.expm1(miss), inside=float(inside))},
+                    measured={STEP: run.measured[STEP]},
+                )
+            )  # fmt: skip
+        facts = {"quantities": {self.name: STEP}, "left_out": {self.name: ["left out in turn"]}}
+        return Records.of(records, shipped().document, **facts) if records else None
+
+    def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
+        self.members_, self.known_, self.tried_ = None, None, None
+        self.ways_, self.missed_, self.held_ = {}, np.zeros(0), {}
+        self._families |= families
+        self._devices |= devices
+        return self
+
+    # Forecasting
+
+    def predict(self, job: Job) -> Forecast:
+        if self.members_ is None or self.known_ is None or self.tried_ is None:
+            raise UnsupportedJob("joined: has learned from no runs yet; fit it first")
+        relation, device = self.known_.relation(job), device_of(job)
+        kind = self._kind(relation, device)
+        told: dict[str, Forecast] = {}
+        mix = self._mix(job, relation, kind, told)
+        if mix is None:
+            return self._untried(job, relation)
+        if len(mix.weights) == 1 and not mix.shifts:
+            (name,) = mix.weights
+            return self._single(told[name], name, relation, kind)
+        return self._several(job, mix, told, relation, kind)
+
+    def _mix(self, job: Job, relation: Relation, kind: Mask, told: dict[str, Forecast]) -> Mix | None:
+        """The first choice of those that forecast the job; what they say goes to ``told``."""
+        assert self.members_ is not None
+        assert self.tried_ is not None
+        available = [name for name in self.tried_.members if name in self.members_.by_name]
+        distances = self.tried_.distances(key_of(job))
+        while mix := self.tried_.mix(self.ways_.get(relation, "best"), kind, distances, available):
+            for name in mix.weights.keys() - told.keys():
+                forecast = self.members_.forecast(name, job)
+                if forecast is not None and STEP in forecast.quantities:
+                    told[name] = forecast
+            if mix.weights.keys() <= told.keys():
+                return mix
+            available = [name for name in available if name in told or name not in mix.weights]
+        return None
+
+    def _single(self, forecast: Forecast, name: str, relation: Relation, kind: Mask) -> Forecast:
+        """What one predictor says; its interval is that of left-out runs where its own held too few."""
+        note = self._note(relation, kind, f"by {name}")
+        named = dataclasses.replace(forecast, predictor=self.name, assumptions=(note, *forecast.assumptions))
+        if self.held_.get(name, 1.0) >= _HOLDS or int(kind.sum()) < _ENOUGH:
+            return named
+        median = forecast[STEP].median
+        around = forecast_around(forecast.job, self.name, median, self._spread(kind))
+        quantities = {**forecast.quantities, **around.quantities}
+        return dataclasses.replace(named, quantities=quantities, duration=around.duration)
+
+    def _several(
+        self, job: Job, mix: Mix, told: Mapping[str, Forecast], relation: Relation, kind: Mask
+    ) -> Forecast:
+        logs = [
+            weight * (math.log(told[name][STEP].median) - mix.shifts.get(name, 0.0))
+            for name, weight in mix.weights.items()
+        ]
+        heaviest = sorted(mix.weights, key=lambda name: -mix.weights[name])
+        words = ", ".join(f"{name} {mix.weights[name]:.0%}" for name in heaviest)
+        corrected = " and corrected by how far off each is on near runs" if mix.shifts else ""
+        note = self._note(relation, kind, f"by {words}, weighted by error on left-out runs{corrected}")
+        forecast = forecast_around(job, self.name, math.exp(sum(logs)), self._spread(kind), [note])
+        with_memory = [name for name in heaviest if told[name].quantities.keys() >= MEMORY_QUANTITIES]
+        if not with_memory:
+            return forecast
+        kept = {name: told[with_memory[0]][name] for name in MEMORY_QUANTITIES}
+        return dataclasses.replace(forecast, quantities={**forecast.quantities, **kept})
+
+    def _untried(self, job: Job, relation: Relation) -> Forecast:
+        """Where no left-out run tells: the usual predictor, as it has learned where the device is that of
+        runs, or whoever forecasts the job."""
+        assert self.members_ is not None
+        names = list(self.members_.by_name)
+        first = [name for name in names if name != SHIPPED][:1] if relation != "new device" else []
+        refusals = []
+        for name in dict.fromkeys([*first, *names]):
+            try:
+                forecast = self.members_.by_name[name].predict(job)
+            except UnsupportedJob as error:
+                refusals.append(str(error))
+                continue
+            note = f"by {name}: no left-out run is {relations.WORDS[relation]}, so nothing tells how well"
+            return dataclasses.replace(
+                forecast, predictor=self.name, assumptions=(note, *forecast.assumptions)
+            )
+        raise UnsupportedJob(f"joined: every predictor refuses this job ({refusals[0]})")
+
+    def _note(self, relation: Relation, kind: Mask, whom: str) -> str:
+        misses = self.missed_[kind]
+        errors = errors_of(misses[np.isfinite(misses)])
+        count = f"{len(errors):,} left-out run{'s' if len(errors) != 1 else ''}"
+        return f"{whom}; {relations.WORDS[relation]}: mean error {errors.mean():.0%} on {count} like that"
+
+    # Kinds of jobs
+
+    def _kinds(self) -> dict[tuple[Relation, str], None]:
+        assert self.tried_ is not None
+        return dict.fromkeys(zip(self.tried_.relations, self.tried_.devices, strict=True))
+
+    def _kind(self, relation: Relation, device: str) -> Mask:
+        assert self.tried_ is not None
+        return self.tried_.where(relation, device, np.ones(len(self.tried_), dtype=bool))
+
+    def _spread(self, kind: Mask) -> Factors:
+        """Around a forecast of this kind, by what was missed of left-out runs."""
+        misses = self.missed_[kind]
+        misses = misses[np.isfinite(misses)]
+        ranked = factors(np.exp(-misses).tolist()) if len(misses) >= _ENOUGH else None
+        return ranked or spread_of_misses(misses)
+
+    def report(self, progress: Any = lambda done, total: None) -> Report:
+        """By kind of job: who forecasts it, and how well on left-out runs, beside the best one alone."""
+        if self.tried_ is None or not len(self.tried_):
+            return [f"fewer than {_FEWEST} runs: none was left out, so nothing was chosen"]
+        best = self.tried_.missed("best")
+        rows = []
+        for relation, device in self._kinds():
+            kind = self._kind(relation, device)
+            way = self.ways_[relation]
+            leaders = self.tried_.mix("best", kind, np.zeros(len(self.tried_)), self.tried_.members)
+            rows.append(
+                (
+                    relation, device, int(kind.sum()), next(iter(leaders.weights)) if leaders else None,
+                    _error(best[kind]), WORDS[way], _error(self.missed_[kind]),
+                )
+            )  # fmt: skip
+        headings = ("kind of job", "device", "left out", "best one", "its mean error", "used", "mean error")
+        refused = {} if self.members_ is None else self.members_.refused
+        told = [f"not joined: {name}: {why}" for name, why in refused.items()]
+        return [Table(headings=headings, rows=tuple(rows)), *told]
+
+    # Keeping
+
+    def _write(self, folder: Path) -> Mapping[str, Any]:
+        if self.members_ is None or self.known_ is None or self.tried_ is None:
+            raise InputError("joined: has learned from no runs yet, so there is nothing to save")
+        return {
+            "members": self.members_.save(folder / "members"),
+            "known": self.known_.to_dict(),
+            "tried": self.tried_.to_dict(),
+            "ways": dict(self.ways_),
+            "missed": [float(miss) if math.isfinite(miss) else None for miss in self.missed_],
+            "held": dict(self.held_),
+            "forgotten": {"families": sorted(self._families), "devices": sorted(self._devices)},
+        }
+
+    @classmethod
+    def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
+        made = cls()
+        made._families = frozenset(document["forgotten"]["families"])
+        made._devices = frozenset(document["forgotten"]["devices"])
+        made.members_ = Members.load(folder / "members", document["members"], made._families, made._devices)
+        made.known_, made.tried_ = Known.from_dict(document["known"]), LeftOut.from_dict(document["tried"])
+        made.ways_, made.held_ = dict(document["ways"]), document["held"]
+        made.missed_ = np.array(document["missed"], dtype=np.float64)
+        return made
+
+
+def _error(misses: Array) -> float | None:
+    known = misses[np.isfinite(misses)]
+    return float(errors_of(known).mean()) if len(known) else None

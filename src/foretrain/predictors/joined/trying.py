@@ -1,0 +1,58 @@
+"""Has predictors forecast runs that they did not learn from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from foretrain.forecast import Estimate
+from foretrain.job import Job, Run
+from foretrain.predictors.evidence import Key
+from foretrain.predictors.joined.choosing import LeftOut, key_of
+from foretrain.predictors.joined.members import Members, everyone
+from foretrain.predictors.joined.relations import Known, Part, Relation, device_of
+
+STEP = "step_time_s"
+
+
+def try_out(
+    runs: Sequence[Run],
+    parts: Sequence[Part],
+    names: Sequence[str],
+    *,
+    families: frozenset[str] = frozenset(),
+    devices: frozenset[str] = frozenset(),
+    step: Callable[[], None] = lambda: None,
+) -> tuple[LeftOut, dict[str, float]]:
+    """Every predictor's forecasts of the runs of each part by the others, and the share of runs that each
+    one's 80 % intervals held. What comes with a predictor stays, but for ``families`` and ``devices``; it is
+    there when a user asks, too."""
+    speakers = everyone(names)
+    rows: list[tuple[Key, Relation, str, int, int, list[float]]] = []
+    held: dict[str, list[bool]] = {name: [] for name in speakers}
+    for number, part in enumerate(parts):
+        asked = [runs[i].job for i in part.test]
+        known = Known.of([runs[i].job for i in part.train])
+        train = [runs[i] for i in part.train]
+        members = Members.learned(names, train, families=families, devices=devices, asked=asked, step=step)
+        for i in part.test:
+            job, measured_s = runs[i].job, runs[i].measured[STEP]
+            told = [_step_time(members, name, job) for name in speakers]
+            misses = [math.nan if one is None else math.log(one.median / measured_s) for one in told]
+            for name, one in zip(speakers, told, strict=True):
+                if one is not None:
+                    held[name].append(one.low <= measured_s <= one.high)
+            rows.append((key_of(job), known.relation(job), device_of(job), number, i, misses))
+    keys, kinds, places, numbers, positions, misses_of = zip(*rows, strict=True) if rows else ((),) * 6
+    left_out = LeftOut(
+        members=speakers, keys=keys, relations=kinds, devices=places, parts=numbers, positions=positions,
+        misses=np.array(misses_of, dtype=np.float64).reshape(len(rows), len(speakers)),
+    )  # fmt: skip
+    return left_out, {name: sum(some) / len(some) for name, some in held.items() if some}
+
+
+def _step_time(members: Members, name: str, job: Job) -> Estimate | None:
+    forecast = members.forecast(name, job) if name in members.by_name else None
+    return None if forecast is None else forecast.quantities.get(STEP)

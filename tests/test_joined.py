@@ -1,0 +1,245 @@
+"""Tests the joined predictor: who speaks for which job, that nothing it is scored on is learned from, and foretrain learn."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import commands
+from foretrain import predictors
+from foretrain.errors import InputError, UnsupportedJob
+from foretrain.job import Job, Run
+from foretrain.predictors import usual
+from foretrain.predictors.checks import check_predictor
+from foretrain.predictors.evidence import Key
+from foretrain.predictors.joined import relations
+from foretrain.predictors.joined.choosing import LeftOut, chosen_ways, errors_of
+from foretrain.predictors.joined.members import SHIPPED, everyone, read_names
+from foretrain.predictors.joined.predictor import JoinedPredictor, Joining
+from foretrain.predictors.joined.relations import Known, Relation
+from test_ray_models import job, run
+
+QUICK = Joining(predictors=("ernest", "cherrypick"), folds=3)
+RUNS = [
+    run(job(workers, batch, name=f"model.py:{name}"))
+    for name in ("net", "other")
+    for workers in (1, 2, 4, 8)
+    for batch in (8, 16, 32)
+]
+
+
+@pytest.fixture(scope="module")
+def learned() -> JoinedPredictor:
+    return JoinedPredictor(joining=QUICK).fit(RUNS)
+
+
+# How jobs stand to runs
+
+
+@pytest.mark.parametrize(
+    ("asked", "relation"),
+    [
+        (job(4, 16), "inside"),
+        (job(3, 16), "inside"),
+        (job(16, 16), "beyond"),
+        (job(4, 16, precision="bf16"), "beyond"),
+        (job(4, 16, name="model.py:third"), "new model"),
+        (job(4, 16, samples=10**9), "inside"),
+    ],
+)
+def test_a_job_stands_to_the_runs_by_model_and_scale(asked: Job, relation: Relation) -> None:
+    assert Known.of([one.job for one in RUNS]).relation(asked) == relation
+
+
+def test_what_is_known_comes_back_from_its_document() -> None:
+    known = Known.of([one.job for one in RUNS])
+    assert Known.from_dict(json.loads(json.dumps(known.to_dict()))) == known
+
+
+def test_runs_are_left_out_as_jobs_as_models_and_along_each_number() -> None:
+    parts = relations.parts(RUNS, 3)
+    tried = set()
+    for part in parts:
+        assert not set(part.train) & set(part.test)
+        known = Known.of([RUNS[i].job for i in part.train])
+        tried |= {known.relation(RUNS[i].job) for i in part.test}
+    assert tried == {"inside", "beyond", "new model"}
+
+
+def test_runs_of_one_job_are_left_out_together() -> None:
+    parts = relations.parts([*RUNS, *RUNS], 3)
+    for part in parts[:3]:
+        assert {i % len(RUNS) for i in part.test} == {i for i in part.test if i < len(RUNS)}
+
+
+# Choosing
+
+
+def left_out(misses: list[list[float]], members: tuple[str, ...] = ("a", "b")) -> LeftOut:
+    rows = len(misses)
+    return LeftOut(
+        members=members,
+        keys=tuple(Key.of(RUNS[i % len(RUNS)].job) for i in range(rows)),
+        relations=("inside",) * rows,
+        devices=("cpu",) * rows,
+        parts=tuple(i % 4 for i in range(rows)),
+        positions=tuple(range(rows)),
+        misses=np.array(misses),
+    )
+
+
+def test_the_best_one_speaks_where_the_others_add_nothing() -> None:
+    tried = left_out([[0.01 * (-1) ** i, 0.5] for i in range(24)])
+    ways, misses = chosen_ways(tried)
+    assert ways["inside"] == "best"
+    assert errors_of(misses).max() < 0.011
+
+
+def test_two_that_err_in_opposite_ways_are_averaged() -> None:
+    generator = np.random.default_rng(0)
+    noise = generator.normal(0, 0.01, 24)
+    tried = left_out([[0.2 + noise[i], -0.2 + noise[i]] for i in range(24)])
+    ways, misses = chosen_ways(tried)
+    assert ways["inside"] != "best"
+    assert errors_of(misses).mean() < 0.05
+
+
+def test_a_run_has_no_part_in_what_is_chosen_for_it() -> None:
+    """Whatever one run measured, its own miss is told by weights of the others."""
+    misses = [[0.1 + 0.01 * i, -0.1] for i in range(24)]
+    before = left_out(misses).missed("near")
+    misses[5] = [7.0, -0.1]
+    after = left_out(misses)
+    mix = after.mix("near", np.arange(24) % 4 != 1, after.distances(after.keys[5]), ("a", "b"))
+    assert mix is not None
+    assert after.missed("near")[5] == pytest.approx(
+        mix.weights.get("a", 0) * 7.0 - mix.weights.get("b", 0) * 0.1
+    )
+    assert before[5] != after.missed("near")[5]
+
+
+def test_one_that_refuses_has_no_weight() -> None:
+    tried = left_out([[math.nan, 0.3] for _ in range(12)])
+    mix = tried.mix("weighted", np.ones(12, dtype=bool), np.zeros(12), ("a", "b"))
+    assert mix is not None
+    assert mix.weights == {"b": 1.0}
+    assert tried.mix("best", np.zeros(12, dtype=bool), np.zeros(12), ("a", "b")) is None
+
+
+# The predictor
+
+
+def test_it_keeps_what_the_interface_promises() -> None:
+    check_predictor(JoinedPredictor(joining=QUICK), job(2, 8), RUNS)
+
+
+def test_a_forecast_says_who_speaks_and_how_well(learned: JoinedPredictor) -> None:
+    forecast = learned.predict(job(4, 16))
+    assert forecast.predictor == "joined"
+    assert "left-out run" in forecast.assumptions[0]
+    assert "at a scale between theirs: mean error" in forecast.assumptions[0]
+    assert forecast["step_time_s"].median == pytest.approx(0.02 + 0.16 + 0.03 * math.log(4), rel=0.15)
+
+
+def test_what_it_was_off_on_left_out_runs_is_its_evidence(learned: JoinedPredictor) -> None:
+    forecast = learned.predict(job(4, 16))
+    evidence = learned.knows(forecast)
+    assert evidence is not None
+    assert not evidence.learned_from
+    assert evidence.nearest[0].left_out
+
+
+def test_a_model_without_runs_is_refused_by_those_who_need_them(learned: JoinedPredictor) -> None:
+    with pytest.raises(UnsupportedJob, match="every predictor refuses this job"):
+        learned.predict(job(4, 16, name="model.py:third"))
+
+
+def test_the_report_sets_the_joined_beside_the_best_one(learned: JoinedPredictor) -> None:
+    (table,) = learned.report()
+    assert not isinstance(table, str)
+    assert {row[0] for row in table.rows} >= {"inside", "beyond"}
+    assert all(row[3] in ("ernest", "cherrypick") for row in table.rows if row[3])
+
+
+def test_runs_without_step_times_are_left_out() -> None:
+    bare = Run(job=RUNS[0].job, measured={"epoch_time_s": 1.0})
+    assert len(JoinedPredictor(joining=QUICK).fit([*RUNS, bare]).left_out_) == 1
+    with pytest.raises(InputError, match="runs: none has a step_time_s"):
+        JoinedPredictor(joining=QUICK).fit([bare])
+
+
+def test_the_usual_one_as_it_comes_is_joined_where_it_is_among_them() -> None:
+    assert everyone(("ernest",)) == ("ernest",)
+    assert everyone(("deletepop", "ernest")) == (SHIPPED, "deletepop", "ernest")
+    with pytest.raises(InputError, match="predictors: 'driple' is not one of"):
+        read_names("ernest,driple", "predictors")
+
+
+# The command
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.delenv(usual.VARIABLE, raising=False)
+    (tmp_path / "model.py").write_text("def net(batch): raise RuntimeError('not needed')\nother = net\n")
+    lines = [json.dumps(one.to_dict()) + "\n" for one in RUNS]
+    (tmp_path / "runs.jsonl").write_text("".join(lines))
+    (tmp_path / "job.json").write_text(json.dumps(job(4, 16).to_dict()))
+    return tmp_path
+
+
+FEW = ("--predictors", "ernest,cherrypick", "--folds", "2")
+
+
+def test_predict_uses_what_was_learned_until_it_is_switched_off(home: Path) -> None:
+    shown = commands.run("learn", str(home / "runs.jsonl"), "--name", "mine", *FEW)
+    assert shown.exit_code == 0, shown.output
+    assert "mine is what predict uses from now on" in shown.stderr
+    assert "learned from 24 of 24 runs" in shown.stderr
+    told = commands.run("predict", str(home / "job.json"))
+    assert told.exit_code == 0, told.output
+    assert "the usual predictor here" in told.stderr
+    assert json.loads(commands.ok("predict", str(home / "job.json"), "--json"))["predictor"] == "joined"
+    assert "mine is no longer used" in commands.run("learn", "--off").stderr
+    assert usual.usual() == predictors.DEFAULT
+
+
+def test_a_variable_passes_what_was_learned_by(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (usual.folder() / "mine").mkdir(parents=True)
+    (usual.folder() / "mine" / "predictor.json").write_text("{}")
+    usual.use("mine")
+    assert usual.usual() == str(usual.folder() / "mine")
+    monkeypatch.setenv(usual.VARIABLE, "roofline")
+    assert usual.usual() == "roofline"
+
+
+def test_runs_of_a_store_and_a_folder_for_it(home: Path) -> None:
+    store = f"sqlite:///{home / 'kept.db'}"
+    commands.ok("runs", "import", str(home / "runs.jsonl"), "--store", store)
+    commands.ok("learn", "--store", store, "--out", str(home / "fitted"), "--cluster", "cpu", *FEW)
+    loaded = predictors.get(home / "fitted")
+    assert loaded.predict(job(4, 16))["step_time_s"].median > 0
+    assert usual.learned() is None
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--name", "Mine"), "name: 'Mine'"),
+        (("--out", "x", "--cluster", "nothing"), "cluster: 'nothing'"),
+        (("--out", "x", "--cluster", "t4"), "runs: there are none to learn from on t4"),
+        (("--out", "x", "--predictors", "roofline"), "predictors: 'roofline' is not one of"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(home: Path, words: tuple[str, ...], line: str) -> None:
+    assert line in commands.fails("learn", str(home / "runs.jsonl"), *words)
+
+
+def test_learning_needs_runs_and_a_place() -> None:
+    assert commands.run("learn", "--name", "mine").exit_code == 2
+    assert commands.run("learn", "runs.jsonl").exit_code == 2

@@ -1,0 +1,168 @@
+"""Tests the search of advise --search: what it measures next, when it ends, and that the runs alone tell where it stands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import commands
+from foretrain.errors import InputError
+from foretrain.job import Job, Run
+from foretrain.predictors.cherrypick import configuration
+from foretrain.search import Turn, configured, next_turn, tried_by
+from test_ray_models import job, run, step_s
+
+WORKERS, BATCHES, CORES = (1, 2, 4, 6, 8, 16), (8, 32), (1, 2)
+CANDIDATES = [
+    job(workers, batch, cores, samples=96_000, epochs=1)
+    for workers in WORKERS
+    for batch in BATCHES
+    for cores in CORES
+]
+
+
+def total_s(one: Job) -> float:
+    steps = one.workload.training.total_steps
+    assert steps is not None
+    return step_s(one) * steps
+
+
+def price(one: Job) -> float:
+    return total_s(one) * (one.cluster.price_per_hour or 0.0)
+
+
+def measured(one: Job) -> Run:
+    """Of less data than the candidates have, as people measure."""
+    training = one.workload.training
+    batch = training.global_batch // one.cluster.world_size
+    return run(job(one.cluster.world_size, batch, one.cluster.device.cores or 1, samples=960))
+
+
+def searched(deadline_s: float, runs: list[Run], **options: Any) -> tuple[Turn, list[Run]]:
+    turn = next_turn(CANDIDATES, runs, deadline_s, **options)
+    while turn.following is not None:
+        runs = [*runs, measured(turn.following)]
+        turn = next_turn(CANDIDATES, runs, deadline_s, **options)
+    return turn, runs
+
+
+DEADLINE_S = float(np.quantile([total_s(one) for one in CANDIDATES], 0.4))
+
+
+def test_a_search_finds_a_cheap_configuration_in_time_and_ends_early() -> None:
+    turn, runs = searched(DEADLINE_S, [])
+    assert 6 <= len(runs) < len(CANDIDATES) / 2
+    assert "promises 10% less" in turn.stopped
+    cheapest = min(price(one) for one in CANDIDATES if total_s(one) <= DEADLINE_S)
+    assert turn.best is not None
+    assert turn.best.in_time
+    assert price(turn.best.job) <= 1.25 * cheapest
+
+
+def test_the_runs_alone_tell_where_a_search_stands() -> None:
+    whole, runs = searched(DEADLINE_S, [])
+    halfway = next_turn(CANDIDATES, runs[:4], DEADLINE_S)
+    assert halfway.following is not None
+    assert configured(halfway.following) == configured(measured(halfway.following).job)
+    again, resumed = searched(DEADLINE_S, runs[:4])
+    assert [one.job for one in resumed] == [one.job for one in runs]
+    assert again == whole
+
+
+def test_a_smaller_promise_is_followed_longer() -> None:
+    short, long = (len(searched(DEADLINE_S, [], improvement=share)[1]) for share in (0.5, 0.0))
+    assert short == 6
+    assert long > short
+
+
+def test_the_first_runs_lie_far_apart() -> None:
+    _, runs = searched(DEADLINE_S, [], improvement=0.99, least=3)
+    rows = np.array([configuration(one.job) for one in runs[:3]])
+    assert len(np.unique(rows[:, 0])) >= 2
+    assert len({configured(one.job) for one in runs[:3]}) == 3
+
+
+def test_while_nothing_is_in_time_no_share_is_promised() -> None:
+    turn = next_turn(CANDIDATES, [measured(one) for one in CANDIDATES[:3]], 1.0)
+    assert turn.best is None
+    assert turn.following is not None
+    assert turn.promise is None
+
+
+def test_what_failed_is_not_proposed_again() -> None:
+    first = next_turn(CANDIDATES, [], DEADLINE_S).following
+    assert first is not None
+    other = next_turn(CANDIDATES, [], DEADLINE_S, failed={configured(first)}).following
+    assert other is not None
+    assert configured(other) != configured(first)
+    with pytest.raises(InputError, match="candidates: there are none"):
+        next_turn(CANDIDATES[:1], [], DEADLINE_S, failed={configured(CANDIDATES[0])})
+
+
+def test_repeated_runs_of_a_configuration_count_by_their_median() -> None:
+    one = CANDIDATES[0]
+    times = [Run(job=measured(one).job, measured={"step_time_s": value}) for value in (0.1, 0.2, 9.0)]
+    (tried,) = tried_by(CANDIDATES, times, 1e9)
+    assert tried.runs == 3
+    assert tried.time_s == pytest.approx(0.2 * (one.workload.training.total_steps or 0))
+
+
+def test_a_share_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match=r"improvement: 1.5"):
+        next_turn(CANDIDATES, [], DEADLINE_S, improvement=1.5)
+
+
+# The command
+
+
+@pytest.fixture
+def runs_file(tmp_path: Path) -> Path:
+    (tmp_path / "model.py").write_text("def net(batch): raise RuntimeError('not needed')")
+    path = tmp_path / "runs.jsonl"
+    some = [run(job(workers, 8, cores, samples=960)) for workers, cores in ((1, 1), (2, 1), (8, 2))]
+    path.write_text("".join(json.dumps(one.to_dict()) + "\n" for one in some))
+    return path
+
+
+def asked(path: Path, *words: str) -> list[str]:
+    data = ["--samples", "96000", "--epochs", "1", "--workers", "1,2,4,8", "--cores", "1,2"]
+    return ["advise", str(path), "--search", "--deadline", "1h", *data, *words]
+
+
+def test_the_command_proposes_a_run_and_writes_it(runs_file: Path, tmp_path: Path) -> None:
+    following = tmp_path / "next.jsonl"
+    shown = commands.run(*asked(runs_file, "--next", str(following)))
+    assert shown.exit_code == 0, shown.output
+    assert "next: " in shown.stderr
+    assert f"foretrain measure campaign {following} -o {runs_file}" in shown.stderr
+    proposed = json.loads(following.read_text())
+    told = json.loads(commands.ok(*asked(runs_file, "--json")))
+    assert told["next"]["plan"] == proposed["plan"]
+    assert told["stopped"] == ""
+    assert len(told["tried"]) == 3
+
+
+def test_a_search_can_start_without_runs_and_measure_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(
+        "import torch\n\ndef net(batch):\n    return torch.nn.Linear(8, 2), torch.randn(batch, 8)\n"
+    )
+    start = tmp_path / "job.toml"
+    start.write_text(
+        '[model]\nsource = "python"\nname = "tiny.py:net"\n[training]\nglobal_batch = 4\nsamples = 16\n'
+        '[cluster]\ndevice = "cpu"\ncores_per_device = 1\n'
+    )
+    path = tmp_path / "runs.jsonl"
+    words = ["advise", str(path), "--search", "--deadline", "1h", "--job", str(start), "--workers", "1"]
+    assert "next: 1 workers" in commands.run(*words).stderr
+    shown = commands.run(*words, "--measure")
+    assert shown.exit_code == 0, shown.output
+    assert "every configuration was measured" in shown.stderr
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_options_of_a_search_need_one(runs_file: Path) -> None:
+    assert commands.run("advise", str(runs_file), "--deadline", "1h", "--measure").exit_code == 2
