@@ -77,7 +77,7 @@ def evaluation_table(results: Sequence[Mapping[str, Any]], *, wide: bool = False
             [
                 *names,
                 *errors,
-                *([_percent(result["mre"]), ("-" if result["rmse"] is None else format_quantity(result["quantity"], result["rmse"]))] if wide else []),
+                *([_percent(result["mre"]), _in_unit(result["quantity"], result["rmse"])] if wide else []),
                 _percent(result["bias"], "+"),
                 _percent(result["coverage"]),
                 f"{result['unsupported']:,}",
@@ -98,6 +98,10 @@ def validation_table(rows: Sequence[Row]) -> Table:
         interval = f"{shown[2]} to {shown[3]}"
         lines.append([row.label, one.quantity, *shown[:2], interval, _percent(one.error, "+")])
     return table(headings, lines, right=headings[2:])
+
+
+def _in_unit(quantity: str, value: float | None) -> str:
+    return "-" if value is None else format_quantity(quantity, value)
 
 
 def _whole(result: Mapping[str, Any]) -> tuple[str, ...]:
