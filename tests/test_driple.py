@@ -298,6 +298,12 @@ def test_a_device_that_waits_for_its_loader_is_idle_and_receives_each_batch(fold
     assert fast[busy] == pytest.approx(alone[busy], rel=0.01)
 
 
+def test_the_window_of_a_job_that_waits_for_data_is_longer(folder: Path) -> None:
+    gpu, whitebox = job(folder, device="h200"), Whitebox(DeletePopPredictor())
+    assert whitebox.window_s(with_loader(gpu, 8.0)).median == pytest.approx(3.0)
+    assert 0.5 <= whitebox.window_s(gpu).median < 0.6
+
+
 def test_batches_of_several_workers_come_together(folder: Path) -> None:
     gpu, whitebox = job(folder, device="h200"), Whitebox(DeletePopPredictor())
     one, two = (whitebox.figures(with_loader(gpu, 80.0 / n, n)) for n in (1, 2))
