@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,9 +192,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.15, 0.2, 0.5])
     parser.add_argument("--gpu", action="store_true", help="to the H200, and to loaders there")
+    parser.add_argument("--source", type=Path, help="the fit of CPU workers, if not what the package ships")
     options = parser.parse_args()
     if options.gpu:
-        source = DriplePredictor().state().networks["cpu"]
+        fitted = DriplePredictor() if options.source is None else DriplePredictor.load(options.source)
+        source = fitted.state().networks["cpu"]
         print("| target | learned | runs | error | to scratch with all |\n|---|---|---|---|---|")
         gpu_settings(Study(read(H200), remembering()), source)
         return

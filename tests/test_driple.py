@@ -257,7 +257,7 @@ def test_memory_is_what_is_held_on_one_gpu_and_on_two(folder: Path) -> None:
     for workers in (1, 2):
         forecast = DeletePopPredictor().predict(job(folder, workers=workers, device="h100-sxm-80gb"))
         assert forecast.fullest is not None
-        held = forecast.fullest.median / forecast.memory_capacity_bytes
+        held = (box.levels.context_bytes + forecast.fullest.median) / forecast.memory_capacity_bytes
         assert box.use(forecast).values["memory_utilization"].tolist() == pytest.approx(
             [held] * len(box.use(forecast).values["network_tx"])
         )
@@ -298,12 +298,18 @@ def test_a_device_that_waits_for_its_loader_is_idle_and_receives_each_batch(fold
     assert fast[busy] == pytest.approx(alone[busy], rel=0.01)
 
 
+def test_the_window_of_a_job_that_waits_for_data_is_longer(folder: Path) -> None:
+    gpu, whitebox = job(folder, device="h200"), Whitebox(DeletePopPredictor())
+    assert whitebox.window_s(with_loader(gpu, 8.0)).median == pytest.approx(3.0)
+    assert 0.5 <= whitebox.window_s(gpu).median < 0.6
+
+
 def test_batches_of_several_workers_come_together(folder: Path) -> None:
     gpu, whitebox = job(folder, device="h200"), Whitebox(DeletePopPredictor())
     one, two = (whitebox.figures(with_loader(gpu, 80.0 / n, n)) for n in (1, 2))
     mean, peak = TARGETS.index("network_rx_bytes_per_s"), TARGETS.index("network_rx_peak")
     assert two[mean] == pytest.approx(one[mean], rel=0.01)
-    assert two[peak] - two[mean] == pytest.approx(2 * (one[peak] - one[mean]), rel=0.05)
+    assert two[peak] - two[mean] == pytest.approx(2 * (one[peak] - one[mean]), rel=0.1)
 
 
 def test_only_of_a_lonely_cpu_worker_something_is_certain(folder: Path) -> None:

@@ -137,7 +137,9 @@ class Whitebox:
 
     def window_s(self, job: Job) -> Estimate:
         """How long the measuring window is that the figures are of."""
-        step_time = paced(job, self.predictor.predict(job)["step_time_s"] + self._handing_s(job))
+        handing_s = self._handing_s(job)
+        step_time = self.predictor.predict(job)["step_time_s"].mapped(lambda step_s: step_s + handing_s)
+        step_time = paced(job, step_time)
         return step_time * _steps_in_window(step_time.median)
 
     def _handed_share(self, forecast: Forecast) -> float:
