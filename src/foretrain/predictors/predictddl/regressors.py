@@ -383,8 +383,8 @@ def _best(held_out: Mapping[str, Array], targets: Array, rows: npt.NDArray[np.bo
 
 
 def _folds(groups: Sequence[str], folds: int) -> npt.NDArray[np.int64]:
-    """Groups dealt out to folds, the large ones first; single runs where there are too few groups."""
-    labels = list(groups) if len(set(groups)) >= folds else [str(i) for i in range(len(groups))]
+    """Groups dealt out to folds, the large ones first; single runs where there is one group alone."""
+    labels = list(groups) if len(set(groups)) > 1 else [str(i) for i in range(len(groups))]
     sizes = {label: labels.count(label) for label in dict.fromkeys(labels)}
     filled, where = [0] * min(folds, max(len(sizes), 1)), {}
     for label in sorted(sizes, key=lambda name: (-sizes[name], name)):
