@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,7 +82,7 @@ def train(
     facts: dict[str, Any] = {}
     for kind in dict.fromkeys(kinds or ["any"]):
         part = out.with_name(f"{out.name}.{kind}.part")
-        with told_if_interrupted(lambda part=part: _kept(part)), progress(f"{kind}: steps") as advance:
+        with told_if_interrupted(functools.partial(_kept, part)), progress(f"{kind}: steps") as advance:
             networks[kind], facts[kind] = training.train(
                 _objective(objective, kind, sketches, zoo or [], seed),
                 steps=steps, seed=seed, checkpoint=part, progress=advance,

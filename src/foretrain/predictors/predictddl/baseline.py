@@ -109,7 +109,7 @@ CPU = Law(
         **_EXCHANGE_DEVIATIONS,
         "several cores": 0.7,
         "lost by cores": 0.7,
-        "shared cores": 0.1,
+        "shared cores": 0.3,
     },
 )
 _HOST_TERMS = tuple(f"host: {name}" for name in gpu.HOST_TERMS)
@@ -236,7 +236,7 @@ def _crowding(fitted: Mapping[str, float], terms: Physics) -> Array:
 
 def _slowness(logs: Array, terms: Physics) -> Array:
     """Of the machine of each run: 1 for any other than those that are known."""
-    return np.exp(np.append(logs[len(terms.law.guesses) :], 0.0)[terms.machine])
+    return np.asarray(np.exp(np.append(logs[len(terms.law.guesses) :], 0.0)[terms.machine]))
 
 
 def _with_others(

@@ -252,7 +252,7 @@ class Calls:
         """Seconds of each run and part (by weights of kinds and traits), and their slopes."""
         shape = (self.runs, PARTS + 1)
         seconds = self.seconds * np.exp(np.einsum("ij,ij->i", self.traits, weights[self.kind]))
-        total = np.bincount(self.place, seconds, shape[0] * shape[1]).reshape(shape)
+        total = np.bincount(self.place, seconds, shape[0] * shape[1]).astype(np.float64).reshape(shape)
         if not slopes:
             return total, np.zeros((*shape, 0))
         kinds, count = len(GPU_KINDS), len(TRAITS)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +86,7 @@ class Embedder:
 def _form(text: str, name: str) -> Form:
     if text not in FORMS:
         raise unknown(name, text, FORMS)
-    return cast(Form, text)
+    return text
 
 
 def _embedding(text: str, name: str) -> Path | None:
@@ -205,7 +205,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
                 "runs: none has a step time under data parallelism; predictddl needs at least one"
             )
         earlier = {} if self.fresh or self.learned_ is None else self.learned_
-        learned, self.benefits_ = {}, {}
+        learned: dict[str, Trained] = {}
+        self.benefits_ = {}
         for device in sorted({run.job.cluster.device.name for run, _, _ in known}):
             own = [one for one in known if one[0].job.cluster.device.name == device]
             learned |= self._learn(

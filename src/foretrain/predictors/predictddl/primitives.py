@@ -185,7 +185,7 @@ def histogram(graph: Primitives) -> Array:
     """Logarithms of how many operators of each of ``KINDS`` there are, and how many nodes of each size."""
     size = np.expm1(graph.shapes[:, -1] * _UNITS.bytes)
     sizes = np.bincount(np.digitize(size, _SIZE_BOUNDS), minlength=len(_SIZE_BOUNDS) + 1)
-    return np.log1p(np.concatenate([graph.kinds.sum(axis=0), sizes]))
+    return np.asarray(np.log1p(np.concatenate([graph.kinds.sum(axis=0), sizes])))
 
 
 def roofline_s(graph: Primitives, flops_per_byte: float, call: float, rates: Array) -> float:

@@ -161,8 +161,8 @@ class Sketch:
         if not sources:
             read = 3 * self.side**2 if layer.kind != "embedding" else layer.channels * positions
         passes = _NORMALISED_PASSES if "normalisation" in layer.kind else 1
-        moved = _VALUE_BYTES * (read + layer.channels * positions) * passes
-        moved += _VALUE_BYTES * (parameters if learns else 0) / _BATCH
+        weights = parameters / _BATCH if learns else 0.0
+        moved = _VALUE_BYTES * ((read + layer.channels * positions) * passes + weights)
         inward, kernel = layer.channels_in // layer.groups, layer.kernel if learns else 0
         return shape_row(layer.channels, inward, positions, kernel, parameters, flops, moved)
 

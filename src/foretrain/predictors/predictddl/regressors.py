@@ -23,6 +23,8 @@ _CLIP = 3.0
 
 _MARGIN = float(np.log(2.0))
 """How far beyond what it learned from a regressor may go: a factor of two."""
+_MOST_ASKED = 20
+"""How many times as many runs as it learned from a candidate is tried on."""
 _TUBE = 0.03
 """Misses of a logarithm that support vectors do not mind."""
 
@@ -349,7 +351,8 @@ class Choice:
     errors: Mapping[str, float]
     """Mean absolute relative error by candidate."""
     held_out: Array
-    """The chosen one's logarithm of each run's step time, learned without its group."""
+    """The chosen one's logarithm of each run's step time, learned without its group; not a number where no
+    other group has runs of its type."""
 
 
 def choose(
@@ -362,7 +365,7 @@ def choose(
         base = problem.based(problem.baselines(fold_of != fold))
         for kind in dict.fromkeys(problem.types):
             inside, outside = (fold_of != fold) & (types == kind), (fold_of == fold) & (types == kind)
-            if not (inside.any() and outside.any()):
+            if not outside.any() or inside.sum() * _MOST_ASKED < outside.sum() or not inside.any():
                 continue
             for name in candidates:
                 residuals = (problem.targets - base)[inside]
@@ -378,13 +381,12 @@ def _best(held_out: Mapping[str, Array], targets: Array, rows: npt.NDArray[np.bo
         name: float(np.nanmean(error)) if np.isfinite(error).any() else 1.0 for name, error in errors.items()
     }
     best = min(means, key=lambda name: means[name])
-    log_times = np.where(np.isnan(held_out[best]), targets, held_out[best])[rows]
-    return Choice(name=best, errors=means, held_out=log_times)
+    return Choice(name=best, errors=means, held_out=held_out[best][rows])
 
 
 def _folds(groups: Sequence[str], folds: int) -> npt.NDArray[np.int64]:
-    """Groups dealt out to folds, the large ones first; single runs where there are too few groups."""
-    labels = list(groups) if len(set(groups)) >= folds else [str(i) for i in range(len(groups))]
+    """Groups dealt out to folds, the large ones first; single runs where there is one group alone."""
+    labels = list(groups) if len(set(groups)) > 1 else [str(i) for i in range(len(groups))]
     sizes = {label: labels.count(label) for label in dict.fromkeys(labels)}
     filled, where = [0] * min(folds, max(len(sizes), 1)), {}
     for label in sorted(sizes, key=lambda name: (-sizes[name], name)):

@@ -28,6 +28,7 @@ _WIDEST = 3.0
 _FOLD_DEVIATION, _FIRST_FOLD_DEVIATION = 0.15, 0.25
 """What each e-fold beyond what was learned from adds to a forecast's logarithm, as a standard deviation:
 where a quantity varied among the runs, and where it never did."""
+_OVER_NETWORK = ", over a network"
 _GUESSED_MACHINES = 2
 """Machines that the guess of how far they lie apart counts as."""
 _GUESSED_RUNS = 4
@@ -60,7 +61,8 @@ class Trained:
     machines: Sequence[str]
     """Those that the baseline knows."""
     noise: Mapping[str, float]
-    """By machine that runs were made on (none: ''): how far off forecasts of its runs are, beside all."""
+    """By machine that runs were made on (none: ''), and of those over a network once more: how far off
+    forecasts of its runs are, beside all."""
     seen: npt.NDArray[np.float32]
     """The rows that were learned from, for telling what lies far from them."""
     usual: float
@@ -80,13 +82,15 @@ class Trained:
         **more: Any,
     ) -> Trained:
         """From the rows of runs, their architectures and jobs, and the logarithms that were ``left`` when
-        each was held out."""
+        each was held out (not a number where none could be)."""
         apart = _apart(model, rows, groups)
         usual, reach = (float(np.quantile(apart, share)) for share in (0.5, 0.95))
-        left = left / _widening(apart, usual)
-        hosts = np.array([machine_of(job) for job in jobs])
-        noise = _noise(left, hosts)
-        ratios = np.exp(left / np.array([noise[host] for host in hosts.tolist()]))
+        told = np.isfinite(left)
+        left = left[told] / _widening(apart[told], usual)
+        hosts, places = (np.array([of(job) for job in jobs]) for of in (machine_of, _place))
+        noise = dict.fromkeys(hosts.tolist(), 1.0) | _noise(left, hosts[told])
+        noise |= {place: size for place, size in _noise(left, places[told]).items() if place not in noise}
+        ratios = np.exp(left / np.array([noise[place] for place in places[told].tolist()]))
         return cls(
             model=model, spread=spread_of(ratios, np.ones(len(ratios))),
             types=sorted({dataset_type(job) for job in jobs}),
@@ -128,13 +132,13 @@ class Trained:
         host = machine_of(job)
         if host not in self.noise:
             deviations.append(self.machine_deviation)
-            learned = "; ".join(name or "a machine that is not told" for name in sorted(self.noise))
+            learned = "; ".join(name or "a machine that is not told" for name in self._hosts)
             notes.append(
                 f"cluster.host: {host or 'not given'}, and runs were made on {learned}; machines differ by "
                 f"{math.expm1(self.machine_deviation):.0%} or so"
             )
-        usual = float(np.mean(list(self.noise.values())))
-        near = self.spread.power(self.noise.get(host, usual))
+        usual = float(np.mean([self.noise[name] for name in self._hosts]))
+        near = self.spread.power(self.noise.get(_place(job), self.noise.get(host, usual)))
         beyond = Factors(*(math.exp(at * math.hypot(*deviations)) for at in _DEVIATIONS))
         spread = near.power(min(power, _WIDEST)).joined(beyond)
         if notes:
@@ -143,13 +147,18 @@ class Trained:
         return spread, notes
 
     @property
+    def _hosts(self) -> list[str]:
+        """The machines that runs were made on."""
+        return sorted(name for name in self.noise if not name.endswith(_OVER_NETWORK))
+
+    @property
     def machine_deviation(self) -> float:
         """Of the logarithms of step times on a machine that no run was made on, around those of the mean
         machine."""
         logs = (
             np.zeros(1) if self.baseline is None else self.baseline[len(self.baseline) - len(self.machines) :]
         )
-        known = max(len(self.noise), 1)
+        known = max(len(self._hosts), 1)
         square = _GUESSED_MACHINES * MACHINE_DEVIATION**2 + float((logs**2).sum())
         return math.sqrt(square / (_GUESSED_MACHINES + known) * (1 + 1 / known))
 
@@ -260,9 +269,14 @@ def _ranges(jobs: Sequence[Job]) -> dict[str, list[float]]:
     return found
 
 
+def _place(job: Job) -> str:
+    """The machine, and whether workers exchange over a network: other processes take their turn in both."""
+    return machine_of(job) + (_OVER_NETWORK if job.over_network else "")
+
+
 def _noise(left: Array, hosts: npt.NDArray[np.str_]) -> dict[str, float]:
     """How far off the forecasts of each machine's runs are, beside those of all; few runs tell little."""
-    whole = max(float(np.abs(left).mean()), 1e-9)
+    whole = max(float(np.abs(left).mean()), 1e-9) if len(left) else 1.0
     sizes = {host: np.abs(left[hosts == host]) / whole for host in sorted(set(hosts.tolist()))}
     return {
         host: float((_GUESSED_RUNS + size.sum()) / (_GUESSED_RUNS + len(size)))
