@@ -39,7 +39,7 @@ Mask = npt.NDArray[np.bool_]
 FOLDS = 5
 MOST = 40
 """Runs of a source that are learned from."""
-SHIPPED = 100
+SHIPPED = 80
 """The same of what is shipped."""
 LEAST = 5
 """Runs of a source in a split below which it does not count in the mean."""

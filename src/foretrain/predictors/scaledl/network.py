@@ -36,7 +36,8 @@ from foretrain.progress import tell
 HIDDEN = 32
 _PARTS = 3
 """Networks that leave out a part of the architectures each, and as many a part of the places."""
-_EPOCHS, _BATCH = 20, 16
+_EPOCHS, _STEPS, _BATCH = 20, 160, 16
+"""Times that all runs are shown, and steps of learning at the least, of so many runs each."""
 _RATE, _DECAY, _DROPOUT = 4e-3, 3e-2, 0.15
 _BEND = 0.1
 """Error of the logarithm from which the loss grows linearly: a few odd runs do not decide."""
@@ -46,7 +47,7 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of a correction, those that may count."""
 _WORTH = 0.98
 """Of the error with a smaller share, what a larger one must come below."""
-_LEAST = 12
+_LEAST = 8
 """Left-out runs that it takes to trust a correction at all."""
 _UNKNOWN = Factors(0.6, 0.78, 1.28, 1.7)
 """Of steps so far from any run that nothing tells."""
@@ -232,10 +233,11 @@ def _trained(
         one.weight = torch.tensor([weights[i]], dtype=torch.float32)
     batches = _batches([data[i] for i in order], _BATCH)
     optimizer = torch.optim.AdamW(member.parameters(), lr=_RATE, weight_decay=_DECAY)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=_EPOCHS * len(batches))
+    epochs = max(_EPOCHS, -(-_STEPS // len(batches)))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=epochs * len(batches))
     loss, shuffled = nn.SmoothL1Loss(beta=_BEND, reduction="none"), random.Random(seed)
     member.train()
-    for _ in range(_EPOCHS):
+    for _ in range(epochs):
         shuffled.shuffle(batches)
         for batch in batches:
             optimizer.zero_grad()
