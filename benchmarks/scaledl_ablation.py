@@ -160,7 +160,7 @@ def full(study: Study, inside: Sequence[int], test: Sequence[int], seed: int = 0
     asked = [study.known[i] for i in test]
     found = [correction.log_factor(one.graph, one.place) for one in asked]
     bounds = [correction.factors[correction.region.trust(one.place)] for one in asked]
-    print(f"  gates {json.dumps(correction.gates)}", flush=True)
+    print(f"  shares {json.dumps(correction.gates)}", flush=True)
     return {
         "full": np.array(found),
         "not gated": correction.raw([one.graph for one in asked]),

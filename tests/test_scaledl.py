@@ -201,7 +201,9 @@ def test_without_torch_the_networks_say_the_same(fitted: ScaleDLPredictor, runs:
     graph = layers_of(llama())
     member = network.CorrectionMember(len(NODE_COLUMNS), len(RUN_COLUMNS))
     learned = fitted.state().members[0]
-    member.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in learned.items()})
+    member.load_state_dict(
+        {name: torch.from_numpy(np.array(value, np.float32)) for name, value in learned.items()}
+    )
     known = network.Known(graph=graph, place=Place.of(llama()), family="llama", measured_s=1.0)
     with_torch = network._apply(member.eval(), [network._data(known)])[0]
     assert apply(learned, graph, mixed(graph)) == pytest.approx(with_torch, abs=1e-5)

@@ -116,15 +116,15 @@ class CorrectionMember(nn.Module):
         ]
         run = ((batch.run - self.run_mean) / self.run_scale).clamp(-3, 3)
         raw: Tensor = self.readout(torch.cat([*pooled, run], dim=1)).squeeze(1)
-        return self.bound * torch.tanh(raw / self.bound)  # type: ignore[operator, no-any-return]
+        return self.bound * torch.tanh(raw / self.bound)  # type: ignore[operator]
 
     def weights(self) -> Weights:
-        return {name: tensor.numpy().copy() for name, tensor in self.state_dict().items()}
+        return {name: tensor.numpy().astype(np.float64) for name, tensor in self.state_dict().items()}
 
 
 def save(path: Path, correction: Correction) -> None:
     tensors = {
-        f"{i}/{name}": torch.from_numpy(np.array(value))
+        f"{i}/{name}": torch.from_numpy(np.array(value, dtype=np.float32))
         for i, member in enumerate(correction.members)
         for name, value in member.items()
     }
@@ -179,7 +179,7 @@ def _weights(places: Sequence[Place]) -> Array:
     keys = [(place.mode, place.device, place.framework) for place in places]
     counts = Counter(keys)
     found = np.array([1.0 / np.sqrt(counts[key]) for key in keys])
-    return found / found.mean()
+    return np.asarray(found / found.mean())
 
 
 def _folds(known: Sequence[Known], seed: int) -> list[set[int]]:
@@ -287,8 +287,9 @@ class _HeldOut:
                 self.rows.append((i, region.trust(place), answer))
 
     def gates(self, counted: Array) -> dict[Trust, float]:
-        """By how near runs lay: the share of the correction with the least error."""
-        return {trust: self._gate(trust, counted) for trust in TRUSTS}
+        """By how near runs lay: the share of the correction with the least error; none where neither devices
+        nor framework were seen, as the few places that tell of it are like no others."""
+        return {trust: 0.0 if trust == "neither" else self._gate(trust, counted) for trust in TRUSTS}
 
     def _gate(self, trust: Trust, counted: Array) -> float:
         rows = [(self.known[i].target, answer, counted[i]) for i, own, answer in self.rows if own == trust]
@@ -311,7 +312,7 @@ class _HeldOut:
         found: dict[Trust, Factors] = {}
         for trust in TRUSTS:
             mine = [row for row in left if row[0] == trust]
-            if len(mine) >= _LEAST:
+            if len(mine) >= _LEAST and trust != "neither":
                 logs, weights = (np.array([row[i] for row in mine]) for i in (1, 2))
                 found[trust] = intervals(np.exp(logs), weights)
         widest = _UNKNOWN
