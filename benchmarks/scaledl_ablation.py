@@ -39,7 +39,7 @@ Mask = npt.NDArray[np.bool_]
 FOLDS = 5
 MOST = 40
 """Runs of a source that are learned from."""
-SHIPPED = 100
+SHIPPED = 80
 """The same of what is shipped."""
 LEAST = 5
 """Runs of a source in a split below which it does not count in the mean."""
@@ -160,7 +160,7 @@ def full(study: Study, inside: Sequence[int], test: Sequence[int], seed: int = 0
     asked = [study.known[i] for i in test]
     found = [correction.log_factor(one.graph, one.place) for one in asked]
     bounds = [correction.factors[correction.region.trust(one.place)] for one in asked]
-    print(f"  gates {json.dumps(correction.gates)}", flush=True)
+    print(f"  shares {json.dumps(correction.gates)}", flush=True)
     return {
         "full": np.array(found),
         "not gated": correction.raw([one.graph for one in asked]),

@@ -149,7 +149,7 @@ MANY_DEVICES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], di
 
 BY_OTHERS = {
     "roofline": ("resnet50", "bert", "tensor", "ZeRO 3", "recompute full"),
-    "scaledl": ("resnet50", "bert", "gpt2", "accumulation"),
+    "scaledl": ("resnet50", "bert", "gpt2", "accumulation", "tensor", "ZeRO 3"),
 }
 """Jobs that other white-box predictors than the default forecast too."""
 

@@ -100,7 +100,7 @@ def test_every_predictor_forgets_what_it_is_told_to(name: str, job: Job) -> None
 
 
 @pytest.mark.usefixtures("quick_learning")
-@pytest.mark.parametrize("name", [name for name in predictors.names() if name != "scaledl"])
+@pytest.mark.parametrize("name", predictors.names())
 def test_every_predictor_forgets_what_it_learned_on_two_devices(name: str, job: Job) -> None:
     check_forgets(predictors.get(name), on_two_devices(job))
 

@@ -27,7 +27,7 @@ _NARROWEST = Factors(0.95, 0.97, 1.03, 1.05)
 """Intervals are never narrower, however near the runs lie."""
 
 Array = npt.NDArray[np.float64]
-Weights = Mapping[str, npt.NDArray[np.float32]]
+Weights = Mapping[str, Array]
 
 Trust = Literal["seen", "larger", "device", "framework", "neither"]
 """Where a job lies from what was learned: its devices with its framework, in numbers that were seen or in
@@ -123,16 +123,16 @@ class Correction:
             [apply(member, graph, mixing) for member in self.members]
             for graph, mixing in zip(graphs, mixings, strict=True)
         ]
-        return np.asarray(found, dtype=np.float64).mean(axis=1)
+        return np.asarray(np.mean(found, axis=1), dtype=np.float64)
 
 
-Mixing = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+Mixing = tuple[Array, Array]
 
 
 def mixed(graph: LayerGraph) -> Mixing:
     """Matrices that take the mean over what flows into each node, and over what flows out of it."""
     count = len(graph.nodes)
-    into = np.zeros((count, count), dtype=np.float32)
+    into = np.zeros((count, count))
     into[graph.edges[1], graph.edges[0]] = 1.0
     out = into.T
     return into / np.maximum(into.sum(axis=1, keepdims=True), 1.0), out / np.maximum(
@@ -144,7 +144,7 @@ def apply(weights: Weights, graph: LayerGraph, mixing: Mixing) -> float:
     """What one network answers: the same as ``CorrectionMember`` in ``network.py``, without torch."""
     into, out = mixing
 
-    def linear(name: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def linear(name: str, values: Array) -> Array:
         found = values @ weights[f"{name}.weight"].T
         bias = weights.get(f"{name}.bias")
         return found if bias is None else found + bias
@@ -159,7 +159,7 @@ def apply(weights: Weights, graph: LayerGraph, mixing: Mixing) -> float:
         hidden = hidden + np.maximum(both, 0.0)
         layer += 1
     run = np.clip((graph.run - weights["run_mean"]) / weights["run_scale"], -_RUN_LIMIT, _RUN_LIMIT)
-    pooled = np.concatenate([hidden.mean(axis=0), graph.share @ hidden, run]).astype(np.float32)
+    pooled = np.concatenate([hidden.mean(axis=0), graph.share @ hidden, run])
     middle = np.maximum(linear("readout.0", pooled), 0.0)
     bound = float(weights["bound"])
     return float(bound * np.tanh(linear("readout.3", middle)[0] / bound))
@@ -186,7 +186,7 @@ def read_correction(path: Path) -> Correction:
     try:
         with safe_open(path, framework="np") as file:
             header = json.loads((file.metadata() or {}).get("foretrain", "{}"))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays = {name: file.get_tensor(name).astype(np.float64) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as a fitted network ({error})") from error
     if header.get("format") != FORMAT:

@@ -36,7 +36,8 @@ from foretrain.progress import tell
 HIDDEN = 32
 _PARTS = 3
 """Networks that leave out a part of the architectures each, and as many a part of the places."""
-_EPOCHS, _BATCH = 20, 16
+_EPOCHS, _STEPS, _BATCH = 20, 160, 16
+"""Times that all runs are shown, and steps of learning at the least, of so many runs each."""
 _RATE, _DECAY, _DROPOUT = 4e-3, 3e-2, 0.15
 _BEND = 0.1
 """Error of the logarithm from which the loss grows linearly: a few odd runs do not decide."""
@@ -46,7 +47,7 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of a correction, those that may count."""
 _WORTH = 0.98
 """Of the error with a smaller share, what a larger one must come below."""
-_LEAST = 12
+_LEAST = 8
 """Left-out runs that it takes to trust a correction at all."""
 _UNKNOWN = Factors(0.6, 0.78, 1.28, 1.7)
 """Of steps so far from any run that nothing tells."""
@@ -115,15 +116,15 @@ class CorrectionMember(nn.Module):
         ]
         run = ((batch.run - self.run_mean) / self.run_scale).clamp(-3, 3)
         raw: Tensor = self.readout(torch.cat([*pooled, run], dim=1)).squeeze(1)
-        return self.bound * torch.tanh(raw / self.bound)  # type: ignore[operator, no-any-return]
+        return self.bound * torch.tanh(raw / self.bound)  # type: ignore[operator]
 
     def weights(self) -> Weights:
-        return {name: tensor.numpy().copy() for name, tensor in self.state_dict().items()}
+        return {name: tensor.numpy().astype(np.float64) for name, tensor in self.state_dict().items()}
 
 
 def save(path: Path, correction: Correction) -> None:
     tensors = {
-        f"{i}/{name}": torch.from_numpy(np.array(value))
+        f"{i}/{name}": torch.from_numpy(np.array(value, dtype=np.float32))
         for i, member in enumerate(correction.members)
         for name, value in member.items()
     }
@@ -178,7 +179,7 @@ def _weights(places: Sequence[Place]) -> Array:
     keys = [(place.mode, place.device, place.framework) for place in places]
     counts = Counter(keys)
     found = np.array([1.0 / np.sqrt(counts[key]) for key in keys])
-    return found / found.mean()
+    return np.asarray(found / found.mean())
 
 
 def _folds(known: Sequence[Known], seed: int) -> list[set[int]]:
@@ -232,10 +233,11 @@ def _trained(
         one.weight = torch.tensor([weights[i]], dtype=torch.float32)
     batches = _batches([data[i] for i in order], _BATCH)
     optimizer = torch.optim.AdamW(member.parameters(), lr=_RATE, weight_decay=_DECAY)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=_EPOCHS * len(batches))
+    epochs = max(_EPOCHS, -(-_STEPS // len(batches)))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=epochs * len(batches))
     loss, shuffled = nn.SmoothL1Loss(beta=_BEND, reduction="none"), random.Random(seed)
     member.train()
-    for _ in range(_EPOCHS):
+    for _ in range(epochs):
         shuffled.shuffle(batches)
         for batch in batches:
             optimizer.zero_grad()
@@ -285,8 +287,9 @@ class _HeldOut:
                 self.rows.append((i, region.trust(place), answer))
 
     def gates(self, counted: Array) -> dict[Trust, float]:
-        """By how near runs lay: the share of the correction with the least error."""
-        return {trust: self._gate(trust, counted) for trust in TRUSTS}
+        """By how near runs lay: the share of the correction with the least error; none where neither devices
+        nor framework were seen, as the few places that tell of it are like no others."""
+        return {trust: 0.0 if trust == "neither" else self._gate(trust, counted) for trust in TRUSTS}
 
     def _gate(self, trust: Trust, counted: Array) -> float:
         rows = [(self.known[i].target, answer, counted[i]) for i, own, answer in self.rows if own == trust]
@@ -309,7 +312,7 @@ class _HeldOut:
         found: dict[Trust, Factors] = {}
         for trust in TRUSTS:
             mine = [row for row in left if row[0] == trust]
-            if len(mine) >= _LEAST:
+            if len(mine) >= _LEAST and trust != "neither":
                 logs, weights = (np.array([row[i] for row in mine]) for i in (1, 2))
                 found[trust] = intervals(np.exp(logs), weights)
         widest = _UNKNOWN

@@ -67,7 +67,7 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
         return self._operators().tuning_for(job)
 
     def spread_of(self, step: Step) -> Spread:
-        """That of the played step, and of its time at least as wide as left-out runs as near lay."""
+        """That of the played step, but for its time: as far as left-out runs that were as near lay."""
         played, place = self._operators().spread_of(step), Place.of(step.layout.job)
         learned = self.state()
         if place.mode not in learned.region.modes:
