@@ -15,6 +15,7 @@ import argparse
 import csv
 import dataclasses
 import json
+import random
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -295,18 +296,13 @@ def main() -> None:
         for series in found
         for part in parts(series, options.along.split(","), options.runs, options.seeds, options.inner)
     ]
-    scores = list(
-        fan_out(
-            score,
-            items,
-            shared=not options.no_blind,
-            processes=options.processes,
-            progress=lambda done, total: None,
-        )
-    )
+    random.Random(0).shuffle(items)
+    scores = []
+    for one in fan_out(score, items, shared=not options.no_blind, processes=options.processes):
+        scores.append(one)
+        if options.json:
+            options.json.write_text(json.dumps([dataclasses.asdict(each) for each in scores], indent=1))
     show(scores)
-    if options.json:
-        options.json.write_text(json.dumps([dataclasses.asdict(one) for one in scores], indent=1))
 
 
 if __name__ == "__main__":

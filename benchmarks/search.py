@@ -193,7 +193,8 @@ def main() -> None:
         for method, rows in score(workload).items():
             ratios, lates, measured = (float(np.mean(column)) for column in zip(*rows, strict=True))
             outcomes[source][method].append((ratios, lates, measured))  # type: ignore[arg-type]
-        print(source, label, len(workload), flush=True)
+        told = {method: rows[-1] for method, rows in outcomes[source].items()}
+        print(source, label, len(workload), json.dumps(told), flush=True)
     for source, methods in outcomes.items():
         print(f"{source}: {counts[source]} workloads of {min(sizes[source])} to {max(sizes[source])}")
         for method, rows in methods.items():

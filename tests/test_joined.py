@@ -110,7 +110,7 @@ def test_two_that_err_in_opposite_ways_are_averaged() -> None:
 
 def test_a_run_has_no_part_in_what_is_chosen_for_it() -> None:
     """Whatever one run measured, its own miss is told by weights of the others."""
-    misses = [[0.1 + 0.01 * i, -0.1] for i in range(24)]
+    misses = [[0.1 + 0.001 * i, -0.1] for i in range(24)]
     before = left_out(misses).missed("near")
     misses[5] = [7.0, -0.1]
     after = left_out(misses)

@@ -101,7 +101,7 @@ class Searching:
 
 
 def _words(turn: Turn) -> str:
-    from foretrain.search import describe
+    from foretrain.advice import describe
 
     assert turn.following is not None
     why = "to span the configurations"

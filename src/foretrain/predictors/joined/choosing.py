@@ -130,12 +130,13 @@ class LeftOut:
         )
 
     def missed(self, way: Way) -> Array:
-        """The miss of each left-out run by a way that was chosen without it and those left out with it."""
+        """The miss of each left-out run by weights that were found without it and those left out with it."""
         found = np.full(len(self), np.nan)
         parts, positions = np.array(self.parts), np.array(self.positions)
         for i in range(len(self)):
             among = (parts != parts[i]) & (positions != positions[i])
             kind = self.where(self.relations[i], self.devices[i], among)
+            kind = kind if kind.any() else among  # nobody else was left out so: what is known of other kinds
             available = [
                 name for name, miss in zip(self.members, self.misses[i], strict=True) if np.isfinite(miss)
             ]

@@ -103,9 +103,12 @@ class JoinedPredictor(Predictor):
             done += 1
             self.progress(done, total)
 
-        forgotten = {"families": self._families, "devices": self._devices}
-        self.tried_, self.held_ = try_out(some, tried, names, **forgotten, step=step)
-        self.members_ = Members.learned(names, timed, **forgotten, step=step)
+        self.tried_, self.held_ = try_out(
+            some, tried, names, families=self._families, devices=self._devices, step=step
+        )
+        self.members_ = Members.learned(
+            names, timed, families=self._families, devices=self._devices, step=step
+        )
         if not self.members_.by_name.keys() - {SHIPPED}:
             why = "; ".join(f"{name}: {text}" for name, text in self.members_.refused.items())
             raise InputError(f"runs: no predictor can learn from them ({why})")

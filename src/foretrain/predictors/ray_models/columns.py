@@ -40,14 +40,14 @@ class Table:
     steps: Array
     levels: Array
     """One column per setting beyond the first of each kind: 1 where the run has it."""
-    links: Array = None  # type: ignore[assignment]
+    links: Array = dataclasses.field(default_factory=lambda: np.zeros(0))
     """Rates of the links between nodes, over the typical one, where runs differ in nothing else of them; 1
     where they do not, and where a run has one node."""
     forecast_s: Array | None = None
     """Our own forecast of the same time."""
 
     def __post_init__(self) -> None:
-        if self.links is None:
+        if not len(self.links):
             object.__setattr__(self, "links", np.ones(len(self.workers)))
 
     def __len__(self) -> int:
