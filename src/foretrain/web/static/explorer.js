@@ -267,7 +267,7 @@ foretrain.explorer = function (container, source, extra) {
       if (record.details.timeline) timeline.set(record.details.timeline);
     } else if (id === "launch") {
       place.node.hidden = false;
-      text.value = foretrain.launch.text(record.job);
+      text.value = foretrain.launch.text(record.job, context.exact ? record.launch : null);
     } else {
       var parts = drawn();
       place.node.hidden = !parts;
