@@ -133,10 +133,8 @@ def _interpolate(browser: Browser, table: Table) -> None:
             errors[name].append(abs(shown[name]["median"] / expected[name].median - 1.0))
     for name, found in errors.items():
         if found:
-            most, middle = max(found), statistics.median(found)
-            print(
-                f"  interpolated {name}: off by {middle:.1%} in the middle, {most:.1%} at most ({len(found)} batches)"
-            )
+            off = f"{statistics.median(found):.1%} in the middle, {max(found):.1%} at most"
+            print(f"  interpolated {name}: off by {off} ({len(found)} batches)")
 
 
 if __name__ == "__main__":
