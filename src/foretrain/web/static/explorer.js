@@ -108,7 +108,7 @@ foretrain.explorer = function (container, source, extra) {
     el("header", {}, [el("div", {}, [title, subtitle]), themes]),
     el("main", {}, [notice, cards, el("div", { class: "columns" }, [aside, content])]),
     el("footer", { class: "dim" }, "foretrain, forecast by " + (source.predictor || "the server") +
-      ". Medians with 80% intervals; all of this page is in its file."),
+      ". Medians with 80% intervals" + (source.made ? "; all of this page is in its file." : ".")),
   ]);
 
   // Views
