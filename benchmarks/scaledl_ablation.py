@@ -233,24 +233,16 @@ def report(study: Study, split: str, found: Mapping[str, Array]) -> list[str]:
 
 
 def _busy(study: Study, found: Mapping[str, Array]) -> list[str]:
+    """The busy time, which is not corrected, by operator models without the family."""
     lines = []
     for mode in ("train", "infer"):
         mine = ~np.isnan(found["full"]) & (study.mode == mode) & (study.measured_busy_s > 0)
         if mine.any():
-            plain = np.abs(study.busy_s[mine] / study.measured_busy_s[mine] - 1)
-            corrected = study.busy_s[mine] * np.exp(_of_busy(study, found["full"])[mine])
-            whole = np.abs(corrected / study.measured_busy_s[mine] - 1)
+            errors = np.abs(study.busy_s[mine] / study.measured_busy_s[mine] - 1)
             lines.append(
-                f"busy time, {mode}, {mine.sum()} runs: layer-wise {plain.mean():.1%}, "
-                f"full {whole.mean():.1%}, median {np.median(plain):.1%}, {np.median(whole):.1%}"
+                f"busy time, {mode}, {mine.sum()} runs: {errors.mean():.1%}, median {np.median(errors):.1%}"
             )
     return lines
-
-
-def _of_busy(study: Study, logs: Array) -> Array:
-    """What of a correction goes to the busy time: nothing where the wait for the host takes it."""
-    waits = np.array([one.graph.run[RUN_COLUMNS.index("waiting for the host")] for one in study.known])
-    return np.where(waits < np.abs(np.expm1(logs)), logs, 0.0)
 
 
 def main() -> None:

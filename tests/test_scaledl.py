@@ -183,6 +183,13 @@ def test_the_correction_is_learned_from_runs_of_other_architectures(
     assert fitted.predict(asked)["step_time_s"].median == pytest.approx(1.3 * plain, rel=0.1)
 
 
+def test_the_busy_time_is_not_corrected(fitted: ScaleDLPredictor, folder: Path) -> None:
+    asked = job(folder)
+    plain, corrected = (one.predict(asked) for one in (DeletePopPredictor(), fitted))
+    assert corrected["device_busy_s"].median == plain["device_busy_s"].median
+    assert corrected["step_time_s"].median > plain["step_time_s"].median
+
+
 def test_the_correction_is_bounded(runs: list[Run], folder: Path) -> None:
     slow = [Run(job=run.job, measured={"step_time_s": 4 * run.measured["step_time_s"]}) for run in runs]
     asked = job(folder)

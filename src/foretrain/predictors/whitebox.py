@@ -64,10 +64,14 @@ class WhiteBoxPredictor(Predictor):
         """A factor on the time of the step, and what to say of it."""
         return 1.0, ()
 
+    def corrected(self, step: Step, factor: float) -> Step:
+        """The step with its time by a factor."""
+        return step.scaled(factor)
+
     def predict(self, job: Job) -> Forecast:
         step = self.step(job)
         factor, notes = self.correction(step)
-        step = step if factor == 1.0 else step.scaled(factor)
+        step = step if factor == 1.0 else self.corrected(step, factor)
         notes = (*notes, *_host_notes(job))
         return assemble(step, self.spread_of(step), predictor=self.name, notes=notes)
 

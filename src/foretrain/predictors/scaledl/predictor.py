@@ -99,6 +99,11 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
         whole = "" if gate == 1.0 else f" ({gate:.0%} of what the networks say)"
         return factor, (f"the played step is corrected by a factor of {factor:.3f}{whole}: {known}",)
 
+    def corrected(self, step: Step, factor: float) -> Step:
+        """The time that the device is busy stays: left-out runs bear out no correction of it."""
+        scaled = step.scaled(factor)
+        return dataclasses.replace(scaled, device_busy_s=min(step.device_busy_s, scaled.time_s))
+
     def fit(self, runs: Iterable[Run], *, played: Callable[[Run], LayerGraph] | None = None) -> Self:
         """Train the networks; the operator models stay as they are.
 
