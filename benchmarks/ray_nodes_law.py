@@ -2,9 +2,9 @@
 
     python benchmarks/ray_nodes_law.py [--runs data/ray_nodes_campaign.jsonl.zst] [--model NAME]
 
-Repeats of a cell count by their median. Along workers, steps of an epoch, cores and links every inner value is
-forecast from the others, and the largest third of the values from those below; epochs, no forecast of our own.
-The noise is how far a measurement is off the mean of the other two of its cell.
+Repeats of a cell count by their median. Along workers, steps of an epoch, cores and links every inner value
+is forecast from the others, and the largest third of the values from those below; epochs, without our own
+forecast. The noise is how far a measurement is off the mean of the other two of its cell.
 """
 
 from __future__ import annotations
