@@ -70,8 +70,8 @@ class LeftOut:
     def where(self, relation: Relation, device: str, among: Mask) -> Mask:
         """The left-out runs that tell of a kind of job: of its relation and device, or of its relation, as
         there are enough."""
-        alike = np.array([one == relation for one in self.relations]) & among
-        same = alike & np.array([one == device for one in self.devices])
+        alike = np.array([one == relation for one in self.relations], dtype=bool) & among
+        same = alike & np.array([one == device for one in self.devices], dtype=bool)
         return same if same.sum() >= _FEWEST_OF_KIND else alike
 
     def distances(self, key: Key) -> Array:
