@@ -201,7 +201,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.gpu:
         fitted = DriplePredictor() if options.source is None else DriplePredictor.load(options.source)
-        source = fitted.state().networks["cpu"]
+        source = network_module().silenced(fitted.state().networks["cpu"])
         print("| target | learned | runs | error | to scratch with all |\n|---|---|---|---|---|")
         gpu_settings(Study(read(H200), remembering()), source)
         return
