@@ -157,10 +157,15 @@ def gpu_settings(study: Study, source: Any) -> None:
                 found = cases.part(asked).figures(network.figures(cases.part(asked).samples()))
                 off = float(np.nanmean(errors(found, study.measured[asked])[:, GPU_COLUMNS]))
                 rows.setdefault((target, how, share), []).append((off, len(asked)))
-    means = {key: np.average(*zip(*found, strict=True)) for key, found in rows.items()}
+    means = {key: _mean(found) for key, found in rows.items()}
     for (target, how, share), error in sorted(means.items()):
         whole = means[target, "from scratch", 1.0]
         print(f"| {target} | {how} | {share:.0%} | {error:.4f} | {error / whole:.2f}x |", flush=True)
+
+
+def _mean(found: Sequence[tuple[float, int]]) -> float:
+    errors, counts = zip(*found, strict=True)
+    return float(np.average(errors, weights=counts))
 
 
 def _trained(study: Study, cases: Cases, rows: Sequence[int]) -> Any:
@@ -196,7 +201,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.gpu:
         fitted = DriplePredictor() if options.source is None else DriplePredictor.load(options.source)
-        source = fitted.state().networks["cpu"]
+        source = network_module().silenced(fitted.state().networks["cpu"])
         print("| target | learned | runs | error | to scratch with all |\n|---|---|---|---|---|")
         gpu_settings(Study(read(H200), remembering()), source)
         return

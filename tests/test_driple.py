@@ -378,6 +378,19 @@ def test_a_transfer_is_checked_on_runs_that_were_left_out(
     assert table.rows[-1][0] == "mean"
 
 
+def test_for_another_device_a_transfer_starts_from_the_schedule(
+    fitted: DriplePredictor, folder: Path, tmp_path: Path
+) -> None:
+    fitted.save(tmp_path)
+    gpu = [job(folder, kind, device="h200") for kind in "abc"]
+    loaded = DriplePredictor.load(tmp_path).fit([run(one, 0.9) for one in gpu])
+    whitebox = Whitebox(DeletePopPredictor(), loaded.state().levels).figures(gpu[0])[BUSY]
+    before, after = loaded.transfers_[0].errors.get("device_utilization", (0.0, 0.0))
+    assert set(loaded.state().networks) == {"cpu", "h200-sxm-141gb"}
+    assert whitebox < loaded.figures(gpu[0])[BUSY] < 0.9
+    assert after <= before
+
+
 def test_a_transfer_leaves_the_body_as_it_was(runs: list[Run]) -> None:
     module = network_module()
     data = Cases.of(

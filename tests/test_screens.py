@@ -179,7 +179,7 @@ def test_resources_have_the_averages_of_the_forecast(name: str) -> None:
         assert fullest is not None
         context = DriplePredictor().state().levels.context_bytes
         held = min(1.0, (context + fullest.median) / forecast(name).memory_capacity_bytes)
-        assert found.figures["memory_utilization"] == pytest.approx(held)
+        assert found.figures["memory_utilization"] == pytest.approx(held, rel=0.05)
 
 
 @each_job

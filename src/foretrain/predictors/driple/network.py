@@ -344,6 +344,24 @@ def transfer(network: Network, samples: Samples) -> Network:
         return Network(tuple(_tailored(copy.deepcopy(member).eval(), samples) for member in network.members))
 
 
+def silenced(network: Network) -> Network:
+    """What a network makes of a run, but nothing that it says of figures: for a device that it does not know,
+    on which its corrections do not hold."""
+    members = []
+    for known in network.members:
+        member = copy.deepcopy(known).eval()
+        leave = member.head[-1]
+        assert isinstance(leave, nn.Linear)
+        with torch.no_grad():
+            for weights in (leave.weight, leave.bias, *(member.direct.parameters() if member.direct else ())):
+                weights.zero_()
+        member.target_mean.zero_()
+        member.target_scale.fill_(1.0)
+        member.known.fill_(1.0)
+        members.append(member)
+    return Network(tuple(members))
+
+
 def transfer_left_out(network: Network, samples: Samples, groups: Sequence[str]) -> Array:
     """The figures of each run by a network that was tailored to the runs of other groups."""
     found = np.full(samples.targets.shape, np.nan)

@@ -221,7 +221,9 @@ class DriplePredictor(NeuralPredictor[Learned]):
         held_out = np.full((len(kin), len(TARGETS)), np.nan)
         self.transfers_ = []
         for key, rows in _rows_by(keys).items():
-            start = before.networks.get(key) or next(iter(before.networks.values()))
+            start = before.networks.get(key)
+            if start is None:
+                start = network.silenced(next(iter(before.networks.values())))
             here = data.part(rows)
             networks[key] = network.transfer(start, here.samples())
             families = [kin[i] for i in rows]
