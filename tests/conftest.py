@@ -24,9 +24,9 @@ pytest_plugins = ["browsing", "databases"]
 TOGETHER = frozenset(
     """
     test_advice test_base_install test_callbacks_huggingface test_campaign test_capture_ranks test_deletepop
-    test_driple test_engine test_explorer test_explorer_browser test_measure_ops test_planner_whatif test_operator_models test_predictddl test_predictors
-    test_properties test_random_layers test_ray_models test_scaledl test_screens test_serve test_serve_client
-    test_serve_store test_store
+    test_driple test_engine test_explorer test_explorer_browser test_measure_ops test_planner_whatif
+    test_operator_models test_predictddl test_predictors test_properties test_random_layers test_ray_models
+    test_scaledl test_screens test_serve test_serve_client test_serve_store test_store
     """.split()
 )
 """Files whose tests share what takes long to make: one worker of pytest-xdist runs them all."""

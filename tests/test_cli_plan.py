@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import foretrain
+from browsing import Browser
 from commands import run
 from foretrain.job import Job
 from planning import LLAMA
@@ -56,13 +57,69 @@ def test_json_has_all_of_it(folder: Path) -> None:
     assert document["many_runs"][0]["runs"] == 10
 
 
-def test_a_page_needs_no_network(folder: Path) -> None:
-    page = folder / "plans.html"
-    result = run("plan", str(folder / "job.json"), *OPTIONS, "--html", str(page), "--html-seconds", "0.5")
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Path:
+    """Of plans on two numbers of devices."""
+    path = folder / "plans.html"
+    words = ("--counts", "4,8", "--html", str(path), "--html-seconds", "0.5", "--top", "3")
+    result = run("plan", str(folder / "job.json"), *OPTIONS, *words)
     assert result.exit_code == 0, result.output
+    return path
+
+
+def test_a_page_needs_no_network(page: Path) -> None:
     text = page.read_text()
     assert "The best plans" in text
     assert "https://cdn." not in text
+    assert "default-src 'none'" in text
+
+
+def test_a_page_of_plans_goes_to_each_of_them(page: Path, browser: Browser) -> None:
+    browser.resize(1280)
+    browser.open(page)
+    browser.wait("return document.querySelector('#explorer').dataset.drawn === 'all'")
+    shown = browser.text("#plans")
+    for words in (
+        "plans for megatron",
+        "Time against cost and energy",
+        "More devices",
+        "One step from the first plan",
+        "costed",
+    ):
+        assert words in shown
+    assert browser.run("return document.querySelectorAll('#plans svg circle').length") >= 4
+    assert "megatron_args.sh" in browser.run("return document.querySelector('textarea.launch').value")
+    rows = "document.querySelectorAll('#plans table tbody')[0].rows"
+    first = browser.text(".subtitle")
+    browser.run(f"{rows}[2].querySelector('button').click()")
+    browser.wait(f"return {rows}[2].className === 'chosen'")
+    assert browser.text(".subtitle") != first
+    assert browser.violations() == []
+    assert browser.complaints() == []
+    assert browser.requests() == []
+
+
+def test_a_page_without_a_plan_says_why(folder: Path, browser: Browser) -> None:
+    path = folder / "none.html"
+    words = (
+        "--counts",
+        "1",
+        "--batch",
+        "4096",
+        "--sequence",
+        "65536",
+        "--devices",
+        "p4",
+        "--html",
+        str(path),
+    )
+    result = run("plan", str(folder / "job.json"), "--predictor", "roofline", "--framework", "fsdp2", *words)
+    assert result.exit_code == 1, result.output
+    browser.open(path)
+    browser.wait("return document.querySelector('h1')")
+    assert browser.text("h1") == "No plan was found"
+    assert "p4" in browser.text("main")
+    assert browser.complaints() == []
 
 
 def test_each_plan_gets_a_folder_that_launches_it(folder: Path) -> None:

@@ -259,6 +259,13 @@ class _Slow(type(get("roofline"))):  # type: ignore[misc]
         return super().predict(job)
 
 
+def test_the_job_itself_comes_with_the_files_that_launch_it(table: Table) -> None:
+    start, other = (unpacked(table.to_dict(), number) for number in (0, 1))
+    assert "torchrun" in start["launch"]["launch.sh"]
+    assert not any(name.endswith(".py") for name in start["launch"])
+    assert "launch" not in other
+
+
 # The file
 
 

@@ -224,6 +224,9 @@ def test_the_timeline_zooms_by_buttons_keys_and_wheel(opened: Browser) -> None:
 
 
 def test_the_launch_configuration_is_the_job_that_is_shown(opened: Browser, table: Table) -> None:
+    assert 'exec torchrun "${PROCESSES[@]}" train.py' in opened.run(
+        "return document.querySelector('textarea.launch').value"
+    )
     opened.choose("#choose-count", "4")
     opened.choose("#choose-plan", "zero-3-fsdp")
     drawn(opened)

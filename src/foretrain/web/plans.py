@@ -9,6 +9,7 @@ from typing import Any
 from foretrain.catalog import Catalog
 from foretrain.estimate import Estimate
 from foretrain.forecast import Forecast
+from foretrain.launchers.writing import TARGETS
 from foretrain.planner.curves import curves
 from foretrain.planner.outcome import Option, Plans
 from foretrain.predictors.base import Predictor
@@ -28,11 +29,12 @@ def plan_table(
         return None
     choices = of_jobs([option.job for option in options], catalog or Catalog.load())
     table = Table(choices=choices, predictor=predictor.name)
+    target = plans.target if plans.target in TARGETS else None
     for number, option in enumerate(options):
         view = choices.view_of(option.job)
         if not table.has(view):
             forecast = with_evidence(option.forecast, predictor.knows(option.forecast))
-            table.add(view, forecast, predictor, fine=number == 0)
+            table.add(view, forecast, predictor, fine=number == 0, target=target)
     fill(table, predictor, seconds)
     table.extra["plans"] = plan_section(plans, choices, options)
     return table

@@ -27,7 +27,7 @@ _SECTIONS = (
 def record(forecast: Forecast, predictor: Predictor | None = None, *, fine: bool = False) -> dict[str, Any]:
     """The forecast as its JSON has it, without what no page shows, and ``details`` of the step; ``fine``
     draws single calls."""
-    document = forecast.to_dict()
+    document = forecast.to_dict(breakdown=False)
     found = {name: document[name] for name in _SECTIONS if name in document}
     kept = {name: one for name in QUANTITIES if (one := document["quantities"].get(name)) is not None}
     need = forecast.fullest

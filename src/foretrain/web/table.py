@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.catalog import Catalog
-from foretrain.errors import ForetrainError, first_line
+from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.forecast import Forecast
 from foretrain.job import Job
+from foretrain.launchers.writing import launch_texts
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.evidence import with_evidence
 from foretrain.progress import tell
@@ -48,13 +49,25 @@ class Table:
     extra: dict[str, Any] = field(default_factory=dict)
     """What else the page shows: plans, resources."""
 
-    def add(self, view: View, forecast: Forecast, predictor: Predictor | None, *, fine: bool = False) -> None:
-        """The forecast of a combination."""
+    def add(
+        self,
+        view: View,
+        forecast: Forecast,
+        predictor: Predictor | None,
+        *,
+        fine: bool = False,
+        target: str | None = None,
+    ) -> None:
+        """The forecast of a combination: ``fine`` draws single calls and has launch files, as a ``target``
+        does."""
         series = self._series(view)
         plan = forecast.job.plan
         series["multiple"] = (plan.data or 1) * (plan.micro_batch or 1)
         series["at"][str(view.batch)] = len(self.records)
-        packed = self.packer.add(record(forecast, predictor, fine=fine))
+        found = record(forecast, predictor, fine=fine)
+        if fine or target:
+            found["launch"] = launch_files(forecast.job, target)
+        packed = self.packer.add(found)
         self.records.append(packed)
         self.size_bytes += len(json.dumps(packed)) + self.packer.new_bytes
         self.points += 1
@@ -98,6 +111,14 @@ class Table:
             "made": {"points": self.points, "left": self.left, "seconds": round(self.seconds, 1)},
             **self.extra,
         }
+
+
+def launch_files(job: Job, target: str | None) -> dict[str, str]:
+    """What launches a job; nothing where its framework has no words for it."""
+    try:
+        return launch_texts(job, target)
+    except InputError:
+        return {}
 
 
 def _model(job: Job, folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from foretrain.catalog import Catalog
 from foretrain.cluster import Cluster
@@ -93,9 +94,8 @@ class Choices:
         shard = self.plans[view.plan].shard
         if view.count == 1 and shard != "none":
             raise InputError(f"plan.shard: {shard!r} has no other device to share with; choose another plan")
-        training = dataclasses.replace(
-            own.workload.training, global_batch=view.batch, precision=view.precision
-        )
+        changes: dict[str, Any] = {"global_batch": view.batch, "precision": view.precision}
+        training = dataclasses.replace(own.workload.training, **changes)
         kept = [one for one in own.assumed if view.precision in one or not one.startswith("precision ")]
         return dataclasses.replace(
             own,
@@ -161,7 +161,8 @@ def around(job: Job, catalog: Catalog, *, parameters: float | None = None) -> Ch
 
 def of_jobs(jobs: Sequence[Job], catalog: Catalog) -> Choices:
     """What several jobs of one workload differ in, the first of them in the middle."""
-    first, plans = jobs[0], {}
+    first = jobs[0]
+    plans: dict[str, Plan] = {}
     for job in jobs:
         plans.setdefault(plan_key(job.plan), dataclasses.replace(job.plan, data=None))
     return Choices(

@@ -2,6 +2,6 @@
 for Slurm, Kubernetes, SkyPilot and Ray, with a benchmark that holds the forecast against what is measured."""
 
 from foretrain.launchers.writing.expected import Expected
-from foretrain.launchers.writing.folder import TARGETS, refusal, write_launch
+from foretrain.launchers.writing.folder import TARGETS, launch_texts, refusal, write_launch
 
-__all__ = ["TARGETS", "Expected", "refusal", "write_launch"]
+__all__ = ["TARGETS", "Expected", "launch_texts", "refusal", "write_launch"]

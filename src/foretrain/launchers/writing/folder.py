@@ -109,6 +109,15 @@ def write_launch(
     return [folder / job_file(here), *(folder / file for file in texts)]
 
 
+def launch_texts(job: Job, target: str | None = None) -> dict[str, str]:
+    """Of the files that launch a job, the script and the settings that it reads, by name: without programs
+    and what schedulers take."""
+    check_common(job)
+    made = _WRITERS[_target(job, target)](job)
+    settings = {name: text for name, text in made.files.items() if not name.endswith(".py")}
+    return {"launch.sh": launch_script(job, made), **settings}
+
+
 def refusal(job: Job, target: str) -> str:
     """Why a target cannot launch a job, in words; empty where it can."""
     try:

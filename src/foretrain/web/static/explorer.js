@@ -25,6 +25,8 @@ foretrain.explorer = function (container, source, extra) {
   var number = el("input", { type: "number", id: "batch", min: "1", inputmode: "numeric",
     on: { change: function () { change({ batch: Math.max(1, Math.round(Number(number.value) || 1)) }); } } });
 
+  var carried = el("p", { class: "dim small-text" });
+
   function choice(name) {
     var list = source.choices[name] || [];
     var node = el("select", { id: "choose-" + name, on: { change: function () {
@@ -43,7 +45,7 @@ foretrain.explorer = function (container, source, extra) {
   var aside = el("form", { class: "controls", "aria-label": "What to forecast", on: {
     submit: function (event) { event.preventDefault(); } } }, [
     el("div", { class: "control" }, [
-      el("div", { class: "pair" }, [el("label", { for: "batch" }, "Global batch"), number]), slider,
+      el("div", { class: "pair" }, [el("label", { for: "batch" }, "Global batch"), number]), slider, carried,
     ]),
     choice("device"), choice("count"), choice("precision"), choice("plan"),
     el("div", { class: "buttons" }, [
@@ -106,7 +108,7 @@ foretrain.explorer = function (container, source, extra) {
     el("header", {}, [el("div", {}, [title, subtitle]), themes]),
     el("main", {}, [notice, cards, el("div", { class: "columns" }, [aside, content])]),
     el("footer", { class: "dim" }, "foretrain, forecast by " + (source.predictor || "the server") +
-      ". Medians with 80% intervals; all of this page is in its file."),
+      ". Medians with 80% intervals" + (source.made ? "; all of this page is in its file." : ".")),
   ]);
 
   // Views
@@ -158,6 +160,8 @@ foretrain.explorer = function (container, source, extra) {
     slider.value = String(list.indexOf(nearest(list, view.batch)));
     slider.setAttribute("aria-valuetext", "batch " + view.batch);
     slider.disabled = list.length < 2;
+    carried.textContent = source.has && !source.has(view) ? "" : list.length < 2 ? "only this batch is in the page for this choice"
+      : list[0].toLocaleString("en-US") + " to " + list[list.length - 1].toLocaleString("en-US") + " samples per step";
     number.value = String(view.batch);
   }
 
@@ -190,8 +194,8 @@ foretrain.explorer = function (container, source, extra) {
     }
     if (answer.refused) words.push(el("p", { class: "warning" }, answer.refused));
     if (answer.absent) {
-      words.push(el("p", { class: "warning" }, "This page does not carry this combination: there was no time for it, " +
-        "or it is not a usual one. foretrain predict tells it; --html-seconds carries more."));
+      words.push(el("p", {}, [el("b", {}, "This page does not carry this combination: "), "no time was left for it. foretrain " +
+        "predict tells it, and a page that is made with more --html-seconds has it."]));
     }
     if (!record && answer.nearest) words.push(el("p", {}, ["The nearest that is known: ", link(phrase(answer.nearest), answer.nearest)]));
     show(notice, words);
@@ -199,7 +203,8 @@ foretrain.explorer = function (container, source, extra) {
     content.hidden = !record && !planner;
     cards.hidden = !record;
     last = record ? answer : null;
-    if (record) {
+    if (!record) subtitle.textContent = phrase(view);
+    else {
       title.textContent = source.label || record.job.model.name || "foretrain";
       subtitle.textContent = describe(record);
       show(cards, sections.headline(record, { mode: mode(record) }));
@@ -267,7 +272,7 @@ foretrain.explorer = function (container, source, extra) {
       if (record.details.timeline) timeline.set(record.details.timeline);
     } else if (id === "launch") {
       place.node.hidden = false;
-      text.value = foretrain.launch.text(record.job);
+      text.value = foretrain.launch.text(record.job, context.exact ? record.launch : null);
     } else {
       var parts = drawn();
       place.node.hidden = !parts;

@@ -42,8 +42,12 @@ foretrain.launch = (function () {
     return "torchrun" + where + " --nproc-per-node " + each + " " + (PROGRAMS[framework] || "train.py");
   }
 
-  function text(job) {
+  function text(job, files) {
     var lines = ["# job.toml", toml(job), "# its forecast", "foretrain predict job.toml", ""];
+    if (files && Object.keys(files).length) {
+      Object.keys(files).forEach(function (name) { lines.push("# " + name, files[name]); });
+      return lines.join("\n");
+    }
     var start = command(job);
     if (start) lines.push(nodes(job) > 1 ? "# on each of the " + nodes(job) + " nodes" : "# on the node", start, "");
     lines.push("# launch files of a framework, for Slurm, Kubernetes, SkyPilot and Ray",

@@ -320,12 +320,12 @@ foretrain.sections = (function () {
       : "No calibration to runs of your own is loaded: factor 1. foretrain fit makes one.");
     var widest = Math.max(time.median, steps.reduce(function (most, one) { return Math.max(most, one.sum); }, 0));
     var list = el("ol", { class: "derivation" }, steps.map(function (one) {
-      var left = Math.max(0, (100 * (one.sum - Math.max(0, one.seconds))) / widest);
+      var left = Math.min(99.7, Math.max(0, (100 * (one.sum - Math.max(0, one.seconds))) / widest));
       return el("li", {}, [
         el("div", { class: "row" }, [el("b", {}, one.title), el("span", { class: "number" },
-          (one.seconds < 0 ? "−" : "+") + format.seconds(Math.abs(one.seconds)))]),
+          (one.seconds < 0 ? "−" : one.seconds > 0 ? "+" : "") + format.seconds(Math.abs(one.seconds)))]),
         el("div", { class: "fall", "aria-hidden": "true" }, [el("span", { style: {
-          left: left + "%", width: Math.max(0.3, (100 * Math.abs(one.seconds)) / widest) + "%" } })]),
+          left: left + "%", width: (one.seconds ? Math.max(0.3, (100 * Math.abs(one.seconds)) / widest) : 0) + "%" } })]),
         note(one.text),
       ]);
     }).concat(whole(record, time, job, context)));
@@ -363,18 +363,19 @@ foretrain.sections = (function () {
     var found = record.evidence;
     if (!found) return [note("No measured runs with forecasts of this predictor are kept.")];
     var times = /_s$/.test(found.quantity), form = times ? format.seconds : function (value) { return format.threeDigits(value); };
-    var list = found.nearest || [];
+    var list = found.nearest || [], single = list.some(function (one) { return typeof one.measured === "number"; });
     return [
       el("p", {}, found.far ? "No measured run is near this job; these are the nearest."
         : "On " + found.runs + " measured runs near this job the median error was " + format.percent(found.median_error) +
           ", and " + format.percent(found.coverage) + " lay in their 80% intervals."),
-      list.length ? table("Nearest measured runs", ["run", "measured", "forecast", "off", "distance"],
+      list.length ? table("Nearest measured runs", ["run"].concat(single ? ["measured", "forecast"] : [], ["off", "distance"]),
         list.map(function (one) {
           var differs = one.differs && one.differs.length ? one.differs.join("; ") : "the same settings";
-          return { cells: [el("div", {}, [el("span", {}, one.run + (one.runs > 1 ? " (median of " + one.runs + " runs)" : "")), el("small", { class: "dim" }, differs + " (" + one.source + ")")]),
-            one.measured === null || one.measured === undefined ? "" : form(one.measured),
-            one.predicted === null || one.predicted === undefined ? "" : form(one.predicted),
-            format.signed(one.error), format.threeDigits(one.distance)] };
+          var known = one.measured !== null && one.measured !== undefined;
+          return { cells: [el("div", {}, [el("span", {}, one.run + (one.runs > 1 ? " (median of " + one.runs + " runs)" : "")),
+            el("small", { class: "dim" }, differs + " (" + one.source + ")")])].concat(
+            single ? [known ? form(one.measured) : "", known ? form(one.predicted) : ""] : [],
+            [known ? format.signed(one.error) : format.percent(Math.abs(one.error), 1), format.threeDigits(one.distance)]) };
         }), 1) : null,
       found.learned_from ? note("The predictor learned from these very runs, so new ones will be farther off.") : null,
     ];
