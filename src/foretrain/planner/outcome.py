@@ -236,11 +236,11 @@ class Plans(Sequence[Option]):
         return str(pkgutil.resolve_name("foretrain.report.plans:to_text")(self))
 
     def _repr_html_(self) -> str:
-        return str(pkgutil.resolve_name("foretrain.report.plan_page:to_html")(self))
+        return str(pkgutil.resolve_name("foretrain.report.plan_notebook:to_html")(self))
 
     def plot(self) -> Any:
         """The Pareto front as a figure of plotly: time against cost, with intervals."""
-        return pkgutil.resolve_name("foretrain.report.plan_page:front_figure")(self)
+        return pkgutil.resolve_name("foretrain.report.plan_notebook:front_figure")(self)
 
     def write(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Folders with the files that launch the plans that keep within the goal, as ``--out`` writes."""

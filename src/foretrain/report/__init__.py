@@ -1,5 +1,5 @@
-"""Writes forecasts: JSON and Chrome traces here, text for the terminal in ``text``, one self-contained page
-in ``html``."""
+"""Writes forecasts: JSON and Chrome traces here, text for the terminal in ``text``, tables of notebooks in
+``notebook``."""
 
 from __future__ import annotations
 

@@ -73,11 +73,20 @@ foretrain.sections = (function () {
         : fits.word + ": " + format.chance(fits.chance) + " chance of running out",
       gauge(need, capacity), fits.kind) : card("Memory", "unknown", "this predictor does not tell");
     var cost = record.cost_usd, price = record.price_usd_per_hour;
+    var many = quantities.tokens_per_s || quantities.samples_per_s;
     var perHour = price === null || price === undefined ? "" : format.dollars(price) + " per hour";
     var money = cost ? card("Cost", format.dollars(cost.median), perHour, charts.interval(cost, format.dollars))
+      : price && context.mode === "infer" && many ? card("Cost of 1 M " + (quantities.tokens_per_s ? "tokens" : "samples"),
+        format.dollars(millions(price, many).median), perHour, charts.interval(millions(price, many), format.dollars))
       : price ? card("Cost", format.dollars(price), "per hour; give epochs or steps for the whole training")
         : card("Cost", "unknown", "no price is known of these devices");
     return [time, money, memory, sureness(record, main)];
+  }
+
+  // What a million cost where every batch follows the one before.
+  function millions(price, rate) {
+    return { median: (price * 1e6) / 3600 / rate.median, low: (price * 1e6) / 3600 / rate.high,
+      high: (price * 1e6) / 3600 / rate.low };
   }
 
   function throughput(quantities) {
