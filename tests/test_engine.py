@@ -696,3 +696,32 @@ def test_a_number_format_that_a_device_lacks_is_said(device: str, precision: str
 def test_fp8_is_refused_where_there_are_no_units_for_it(device: str) -> None:
     with pytest.raises(InputError, match=f"training.precision: 'fp8' cannot run on {device}"):
         job({"device": device}, precision="fp8")
+
+
+def test_a_step_is_played_once_for_all_lengths_of_its_training(tmp_path: Path) -> None:
+    from made_up import one_product
+
+    one_product().save(tmp_path / "product.json.zst")
+    tables = {
+        "model": {"source": "graph", "name": str(tmp_path / "product.json.zst")},
+        "training": {"global_batch": 4},
+        "cluster": {"device": "a100-sxm-80gb"},
+    }
+    predictor = predictors.get("deletepop")
+    jobs = [
+        Job.read({**tables, "training": {"global_batch": 4, **length}})
+        for length in ({}, {"steps": 10}, {"steps": 1000}, {"epochs": 2, "samples": 64})
+    ]
+    forecasts = [predictor.predict(one) for one in jobs]
+    steps = [forecast.step for forecast in forecasts]
+    assert all(step is not None and step.works is steps[0].works for step in steps if steps[0])
+    assert [forecast.job for forecast in forecasts] == jobs
+    assert [step.layout.job for step in steps if step is not None] == jobs
+    assert "total_time_s" not in forecasts[0].quantities
+    totals = [forecast["total_time_s"].median for forecast in forecasts[1:3]]
+    assert totals[1] > totals[0]
+    assert forecasts[3]["epoch_time_s"].median == pytest.approx(16 * forecasts[0]["step_time_s"].median)
+    other = predictor.predict(Job.read({**tables, "cluster": {"device": "h100"}}))
+    assert other.step is not None
+    assert steps[0] is not None
+    assert other.step.works is not steps[0].works

@@ -218,7 +218,10 @@ class Training:
         """The same without its length: what a step depends on."""
         if all(getattr(self, name) is None for name in _LENGTH):
             return self
-        return dataclasses.replace(self, **dict.fromkeys(_LENGTH))
+        return dataclasses.replace(
+            self, samples=None, epochs=None, steps=None, loader_rate=None, loader_workers=None,
+            evaluate_every=None, evaluate_samples=None, checkpoint_every=None,
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         for name in (
