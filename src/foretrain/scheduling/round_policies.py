@@ -9,6 +9,7 @@ import numpy as np
 
 from foretrain.errors import unknown
 from foretrain.scheduling.conic import Column
+from foretrain.scheduling.gavel_policies import GAVEL_POLICIES
 from foretrain.scheduling.programmes import fairest, least_worst_ratio, soonest
 from foretrain.scheduling.rounds import Leased, RoundPolicy
 
@@ -173,7 +174,7 @@ ROUND_POLICIES: dict[str, type[RoundPolicy]] = {
     policy.name: policy
     for policy in (
         *(RoundFifo, MaxMinFairness, MaxMinFairnessPerf, FinishTimeFairness, FinishTimeFairnessPerf),
-        *(MinTotalDuration, MinTotalDurationPerf),
+        *(MinTotalDuration, MinTotalDurationPerf, *GAVEL_POLICIES),
     )
 }
 
