@@ -40,6 +40,8 @@ class Metrics:
     overhead_gpu_s: float
     cost: float | None = None
     """Dollars for the whole cluster over the makespan."""
+    held_gpu_s: float = 0.0
+    """GPU time that jobs held, with checkpoints, restarts and what failures undid."""
     killed: int = 0
     """Jobs that ended at their limit, not done."""
     missed_deadlines: int | None = None
@@ -92,6 +94,7 @@ def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
         lost_gpu_s=float(result.lost_gpu_s[chosen].sum()),
         overhead_gpu_s=float(result.overhead_gpu_s[chosen].sum()),
         cost=cost,
+        held_gpu_s=float(held[chosen].sum()),
         killed=_killed(result, chosen),
         missed_deadlines=_missed(result, chosen),
         energy_kwh=drawn.total_kwh if whole and (drawn := energy(result)) is not None else None,
