@@ -193,6 +193,8 @@ SET = {
     "errors": {"error": 0.1},
     "residuals": {"residuals": Path("x.json"), "residuals_of": "y"},
     "rounds": {"rounds_s": 60.0},
+    "estimates": {"beliefs": "history"},
+    "truth": {"residuals": Path("x.json"), "truth_of": "y"},
     "pairs": {"settings": Settings(pairs=MannersOfKinds({"": Manners(needs=0.5, bears=0.5)}))},
     "quotas": {"settings": Settings(rules=Rules(queues={"": Queue(gpus=2)}))},
     "cohorts": {"settings": Settings(rules=Rules(queues={"": Queue(cohort="all")}))},
@@ -217,7 +219,7 @@ def test_an_option_is_honoured_or_refused_by_name(policy: str, option: str) -> N
             scenario.check()
     else:
         scenario.check()
-        if option != "residuals":
+        if option not in ("residuals", "truth"):
             jobs = [job(str(n), n, 30.0, share=0.5) for n in range(6)]
             assert len(scenario.run(Trace(name="t", format="own", jobs=jobs)).segments) >= 6
 

@@ -51,6 +51,8 @@ CANNOT: Mapping[str, Mapping[str, str]] = {
     "spot": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "without failures"),
     "checkpoint_write": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows speeds from the table alone"),
     "errors": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows how many steps jobs have"),
+    "estimates": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows how many steps jobs have"),
+    "truth": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows how many steps jobs have"),
     "residuals": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows how many steps jobs have"),
     "rounds": dict.fromkeys(
         ("sjf", "qssf", "edf", "lucid", *_EVENT_DRIVEN_WHOLE),

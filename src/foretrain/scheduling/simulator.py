@@ -74,6 +74,7 @@ class Simulation:
         placement: Placement | None = None,
         speeds: Speeds | None = None,
         estimates: Estimates | None = None,
+        truth: Estimates | None = None,
         settings: Settings | None = None,
         tell: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -102,13 +103,24 @@ class Simulation:
         self.running: dict[int, Active] = {}
         self.waiting: dict[int, Active] = {}
         self._usable: dict[tuple[str | None, str, int, int, str], tuple[tuple[Pool, ...], float]] = {}
-        self.jobs = [self._activate(number, job, estimates or Exact()) for number, job in enumerate(jobs)]
+        self._truth, believed = truth, estimates or Exact()
+        believed.begin(jobs, self._time_s)
+        self.jobs = [self._activate(number, job, believed) for number, job in enumerate(jobs)]
         self._count = len(self.jobs)
         self._order = sorted(self.jobs, key=lambda job: (job.arrival_s, job.number))
 
     def _activate(self, number: int, job: TraceJob, estimates: Estimates) -> Active:
         work, (pools, nominal) = self._speeds.work(job), self._usable_by(job)
-        return Active(number, job, work, work * estimates.factor(job, number), nominal, pools)
+        if self._truth is not None:
+            work *= self._truth.factor(job, number)
+        belief = estimates.belief(job, number)
+        active = Active(number, job, work, work * belief.median, nominal, pools)
+        active.believed_most = work * belief.high
+        return active
+
+    def _time_s(self, job: TraceJob) -> float:
+        """What a job takes on the GPUs it asks for, by the trace or the forecast."""
+        return self._speeds.work(job) / self._usable_by(job)[1]
 
     def _usable_by(self, job: TraceJob) -> tuple[tuple[Pool, ...], float]:
         """The pools with a job's device, enough GPUs and a speed for it, and the best of these speeds."""

@@ -11,14 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from foretrain import predictors
-from foretrain.errors import InputError, invalid
+from foretrain.errors import InputError, invalid, unknown
 from foretrain.fanout import fan_out
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.scheduling import policies
 from foretrain.scheduling.capabilities import refuse_what_is_not_honoured
 from foretrain.scheduling.checkpointing import CheckpointedSpeeds
-from foretrain.scheduling.estimates import Estimates, Exact, LogNormal, ResidualEstimates
+from foretrain.scheduling.correlation import Shares
+from foretrain.scheduling.estimates import (
+    Estimates,
+    Exact,
+    History,
+    Inverse,
+    LogNormal,
+    Requested,
+    ResidualEstimates,
+)
 from foretrain.scheduling.failures import FailureModel
 from foretrain.scheduling.jobs import Trace
 from foretrain.scheduling.machines import Machine
@@ -32,6 +41,7 @@ from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation
 from foretrain.scheduling.speeds import PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
 from foretrain.scheduling.spot import Spot
+from foretrain.scheduling.workload import redrawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +118,14 @@ class Scenario:
     settings: Settings = field(default_factory=Settings)
     rounds_s: float | None = None
     """Length of a round in the round-based mode; None for the event-driven one."""
+    beliefs: str = "drawn"
+    """What policies go by: drawn (with the error or the residuals), requested or history."""
+    truth_of: str | None = None
+    """Where given, speeds are forecasts, and what happens is off them as this predictor was."""
+    shares: Shares | None = None
+    """How alike errors are within users and models; None for as measured."""
+    redraw: bool = False
+    """Whether seeds other than 0 draw another workload like the trace."""
     seed: int = 0
     parameters: Mapping[str, float | int | bool] = field(default_factory=dict)
     """Of the policy, in place of its own."""
@@ -131,8 +149,10 @@ class Scenario:
             "job_mtbf": failures.job_mtbf_gpu_s < math.inf,
             "node_mtbf": failures.node_mtbf_s < math.inf,
             "outages": bool(failures.outages),
-            "residuals": self.residuals is not None,
+            "residuals": self.residuals_of is not None,
             "errors": self.error > 0,
+            "estimates": self.beliefs != "drawn",
+            "truth": self.truth_of is not None,
             "rounds": self.rounds_s is not None,
             "spot": self.spot is not None,
             "checkpoint_write": self.speeds.checkpoint_write_s > 0,
@@ -150,14 +170,29 @@ class Scenario:
     @property
     def estimates_are(self) -> str:
         """For people: how good the estimates are."""
+        if self.beliefs != "drawn":
+            return self.beliefs
         if self.residuals_of is not None:
             return f"{self.residuals_of} ({self.error:.0%} off)"
         return f"{self.error:.0%} off" if self.error else "exact"
 
     def estimates(self) -> Estimates:
+        if self.beliefs != "drawn":
+            return BELIEFS[self.beliefs]()
         if self.residuals is not None and self.residuals_of is not None:
-            return ResidualEstimates.load(self.residuals, self.seed)[self.residuals_of]
-        return LogNormal(self.error, self.seed) if self.error else Exact()
+            if self.residuals_of == self.truth_of:
+                return Inverse(self._truth())
+            return ResidualEstimates.load(self.residuals, self.seed, self.shares)[self.residuals_of]
+        return LogNormal(self.error, self.seed, self.shares) if self.error else Exact()
+
+    def _truth(self) -> Estimates:
+        """What happens, over what is forecast."""
+        assert self.residuals is not None
+        assert self.truth_of is not None
+        found = ResidualEstimates.load(self.residuals, self.seed + _TRUTH_SEED, self.shares)
+        if self.truth_of not in found:
+            raise unknown("truth", self.truth_of, found, "a predictor of the residuals:")
+        return Inverse(found[self.truth_of])
 
     def run(self, trace: Trace, tell: Callable[[int], None] = lambda _: None) -> Result:
         self.check()
@@ -172,6 +207,7 @@ class Scenario:
             placement=placement(self.placement, self.seed),
             speeds=self.speeds.make(),
             estimates=self.estimates(),
+            truth=None if self.truth_of is None else self._truth(),
             settings=dataclasses.replace(self.settings, seed=self.seed, failures=self._failures(trace)),
             tell=tell,
         ).run()
@@ -190,6 +226,9 @@ class Scenario:
         return dataclasses.replace(model, outages=tuple(both))
 
 
+_TRUTH_SEED = 1_000_003
+"""Added to the seed, so that what happens is drawn apart from what is believed."""
+BELIEFS: dict[str, type[Estimates]] = {"requested": Requested, "history": History}
 _SPOT_SPAN = 4.0
 """Beyond the last arrival, in times of all the work on the cluster, for which spot nodes come and go."""
 
@@ -208,7 +247,7 @@ def run_scenario(
     trace: Trace, scenario: Scenario, *, keep: bool = False, tell: Callable[[int], None] = lambda _: None
 ) -> Outcome:
     """One simulation in this process."""
-    result = scenario.run(trace, tell)
+    result = scenario.run(redrawn(trace, scenario.seed) if scenario.redraw else trace, tell)
     outcome = Outcome(scenario=scenario, metrics=metrics(result), groups=metrics_by_group(result))
     return dataclasses.replace(outcome, result=result) if keep else outcome
 
