@@ -136,7 +136,7 @@ def schedule(
         str | None, typer.Option(help='The last nodes are spot: "nodes=4,mean=6h,away=30min,price=0.35".')
     ] = None,
     checkpoint_write: Annotated[
-        str, typer.Option(help="What jobs pay for each checkpoint that they write as they go.")
+        str, typer.Option(help="What each checkpoint costs that jobs write as they go: a time, or forecast.")
     ] = "0s",
     when: Annotated[
         str | None,
@@ -203,14 +203,15 @@ def schedule(
         jobs, errors=errors, residuals=residuals, estimates=estimates, truth=truth,
         correlation=correlation, compare=compare_predictors,
     )  # fmt: skip
+    by_forecast = checkpoint_write == "forecast"
     scenarios = _scenarios(
         jobs, policy.split(","), cluster=cluster, rack=rack, placement=placement, rounds=rounds,
         beliefs=beliefs, seeds=seeds,
         source={"throughputs": throughputs, "predictor": predictor, "templates": templates,
         "slowdown_per_node": slowdown_per_node,
-        "checkpoint_write_s": _seconds("checkpoint-write", checkpoint_write),
+        "checkpoint_write_s": 0.0 if by_forecast else _seconds("checkpoint-write", checkpoint_write),
         "checkpoint_every_s": _seconds("checkpoint-every", checkpoint_every)},
-        world={"pairs": pairs, "uses": uses, "rules": rules, "spot": spot},
+        world={"pairs": pairs, "uses": uses, "rules": rules, "spot": spot, "written": by_forecast},
         settings={
             "checkpoint_s": _seconds("checkpoint", checkpoint), "restart_s": _seconds("restart", restart),
             "sharing": sharing,
@@ -281,7 +282,7 @@ def _scenarios(
     beliefs: Sequence[dict[str, Any]], seeds: int,
     source: dict[str, Any], settings: dict[str, Any], world: dict[str, Any],
 ) -> list[Scenario]:  # fmt: skip
-    from foretrain.cli.schedule_world import pairs_of, spot_of, uses_of
+    from foretrain.cli.schedule_world import pairs_of, spot_of, uses_of, written_by_kind
     from foretrain.scheduling.clusters import read_machines, sections_of
     from foretrain.scheduling.rules import Rules, read_rules
     from foretrain.scheduling.sharing.use import WAYS
@@ -298,6 +299,8 @@ def _scenarios(
     speeds = SpeedSource(**source, sections=sections_of(cluster))
     if world["pairs"] in WAYS or world["uses"] is not None or any("@" in each.device for each in machines):
         speeds = dataclasses.replace(speeds, uses=uses_of(world["uses"], speeds, machines))
+    if world["written"]:
+        speeds = dataclasses.replace(speeds, checkpoint_writes_s=written_by_kind(speeds, machines))
     shared: dict[str, Any] = {
         "machines": machines if spot is None else spot.machines(machines),
         "spot": spot,

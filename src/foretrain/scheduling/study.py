@@ -60,6 +60,8 @@ class SpeedSource:
     """How each kind of job uses a device, for slices of it."""
     checkpoint_write_s: float = 0.0
     """What a checkpoint costs a job that writes them as it goes; 0 for none."""
+    checkpoint_writes_s: Mapping[str, float] = field(default_factory=dict)
+    """The same by kind of job, in its place."""
     checkpoint_every_s: float = 1800.0
 
     def __post_init__(self) -> None:
@@ -71,9 +73,14 @@ class SpeedSource:
 
     def make(self) -> Speeds:
         speeds: Speeds = SlicedSpeeds(self._whole(), self.uses)
-        if self.checkpoint_write_s:
-            speeds = CheckpointedSpeeds(speeds, self.checkpoint_every_s, self.checkpoint_write_s)
+        if self.writes_checkpoints:
+            write_s, by_kind = self.checkpoint_write_s, self.checkpoint_writes_s
+            speeds = CheckpointedSpeeds(speeds, self.checkpoint_every_s, write_s, by_kind)
         return speeds
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        return bool(self.checkpoint_write_s or self.checkpoint_writes_s)
 
     def _whole(self) -> Speeds:
         table: Speeds = TraceSpeeds(slowdown_per_node=self.slowdown_per_node)
@@ -155,7 +162,7 @@ class Scenario:
             "truth": self.truth_of is not None,
             "rounds": self.rounds_s is not None,
             "spot": self.spot is not None,
-            "checkpoint_write": self.speeds.checkpoint_write_s > 0,
+            "checkpoint_write": self.speeds.writes_checkpoints,
         }
         in_use["limits"] = settings.rules.kill
         in_use["partitions"] = any(machine.partition for machine in self.machines)
