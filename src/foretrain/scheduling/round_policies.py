@@ -45,7 +45,10 @@ class RoundFifo(RoundPolicy):
             if not with_room:
                 break
             drawn = with_room[self._draw.randrange(len(with_room))]
-            device = available[-1]
+            usable = [device for device in available if job.rates[device] > 0]
+            if not usable:
+                break
+            device = usable[-1]
             self._kept[job.number] = device
             left[device] -= job.gpus
             if left[device] == 0:
