@@ -194,6 +194,7 @@ SET = {
     "residuals": {"residuals": Path("x.json"), "residuals_of": "y"},
     "rounds": {"rounds_s": 60.0},
     "estimates": {"beliefs": "history"},
+    "migrate": {"settings": Settings(migrate=True)},
     "truth": {"residuals": Path("x.json"), "truth_of": "y"},
     "pairs": {"settings": Settings(pairs=MannersOfKinds({"": Manners(needs=0.5, bears=0.5)}))},
     "quotas": {"settings": Settings(rules=Rules(queues={"": Queue(gpus=2)}))},

@@ -115,6 +115,12 @@ def schedule(
     outages: Annotated[
         Path | None, typer.Option(help="Known failures of nodes: CSV with time_s, node, repair_s.")
     ] = None,
+    migrate: Annotated[
+        bool, typer.Option("--migrate", help="Running jobs move to faster devices while none waits.")
+    ] = False,
+    memory_risk: Annotated[
+        float, typer.Option(help="Chance of running out of memory that is taken (with --predictor).")
+    ] = 0.05,
     sharing: Annotated[
         bool, typer.Option("--sharing", help="Jobs that need a part of a GPU share it.")
     ] = False,
@@ -208,13 +214,13 @@ def schedule(
         jobs, policy.split(","), cluster=cluster, rack=rack, placement=placement, rounds=rounds,
         beliefs=beliefs, seeds=seeds,
         source={"throughputs": throughputs, "predictor": predictor, "templates": templates,
-        "slowdown_per_node": slowdown_per_node,
+        "slowdown_per_node": slowdown_per_node, "memory_risk": memory_risk,
         "checkpoint_write_s": 0.0 if by_forecast else _seconds("checkpoint-write", checkpoint_write),
         "checkpoint_every_s": _seconds("checkpoint-every", checkpoint_every)},
         world={"pairs": pairs, "uses": uses, "rules": rules, "spot": spot, "written": by_forecast},
         settings={
             "checkpoint_s": _seconds("checkpoint", checkpoint), "restart_s": _seconds("restart", restart),
-            "sharing": sharing,
+            "sharing": sharing, "migrate": migrate,
             "checkpoint_every_s": _seconds("checkpoint-every", checkpoint_every),
             "failures": _failures(job_mtbf, node_mtbf, repair, outages),
         },

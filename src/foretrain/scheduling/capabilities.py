@@ -39,6 +39,10 @@ CANNOT: Mapping[str, Mapping[str, str]] = {
     "preempt": dict.fromkeys(
         _all_but("multifactor", "kueue"), "it knows no classes of jobs; multifactor and kueue do"
     ),
+    "migrate": dict.fromkeys(
+        _all_but("fifo", "sjf", "srtf", "oracle", "backfill", "tiresias", "conservative", "themis"),
+        "it decides itself where jobs run",
+    ),
     "limits": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and ends none before it is done"),
     "partitions": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "wherever they are"),
     "placement": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and takes the next ones of a kind"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from foretrain.cluster import Cluster
 from foretrain.errors import ForetrainError, InputError
-from foretrain.scheduling.conic import Column
+from foretrain.scheduling.result import Column
 from foretrain.scheduling.rounds import Leased, RoundPolicy
 
 _FAR = 1e18

@@ -29,6 +29,7 @@ from foretrain.scheduling.estimates import (
     ResidualEstimates,
 )
 from foretrain.scheduling.failures import FailureModel
+from foretrain.scheduling.fitting import FittingSpeeds, checked_risk
 from foretrain.scheduling.jobs import Trace
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import Metrics, metrics, metrics_by_group
@@ -39,7 +40,7 @@ from foretrain.scheduling.rounds import ROUND_S, Rounds
 from foretrain.scheduling.sharing.mig import SlicedSpeeds
 from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation
-from foretrain.scheduling.speeds import PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
+from foretrain.scheduling.speeds import MOST_RISK, PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
 from foretrain.scheduling.spot import Spot
 from foretrain.scheduling.workload import redrawn
 
@@ -56,6 +57,8 @@ class SpeedSource:
     """What a job file says of the nodes and links of each kind of device; where it is silent, the templates
     hold."""
     slowdown_per_node: float = 0.0
+    memory_risk: float = MOST_RISK
+    """Chance of running out of memory at which a job is not put on a device."""
     uses: Mapping[str, Use] = field(default_factory=dict)
     """How each kind of job uses a device, for slices of it."""
     checkpoint_write_s: float = 0.0
@@ -68,11 +71,12 @@ class SpeedSource:
         if (self.predictor is None) != (self.templates is None):
             needs = "a folder with a job file for each job type (and templates need a predictor)"
             raise InputError(f"predictor: needs templates, {needs}")
+        checked_risk(self.memory_risk)
         if not 0 <= self.slowdown_per_node < math.inf:
             raise invalid("slowdown_per_node", self.slowdown_per_node, "a number of at least 0")
 
     def make(self) -> Speeds:
-        speeds: Speeds = SlicedSpeeds(self._whole(), self.uses)
+        speeds: Speeds = SlicedSpeeds(FittingSpeeds(self._whole()), self.uses)
         if self.writes_checkpoints:
             write_s, by_kind = self.checkpoint_write_s, self.checkpoint_writes_s
             speeds = CheckpointedSpeeds(speeds, self.checkpoint_every_s, write_s, by_kind)
@@ -89,7 +93,9 @@ class SpeedSource:
         if self.predictor is None or self.templates is None:
             return table
         predictor, templates = self.predicted()
-        return PredictedSpeeds(predictor, templates, otherwise=table, sections=self.sections)
+        return PredictedSpeeds(
+            predictor, templates, otherwise=table, sections=self.sections, memory_risk=self.memory_risk
+        )
 
     def predicted(self) -> tuple[Predictor, dict[str, Job]]:
         """The predictor and the templates."""

@@ -213,6 +213,9 @@ class Preemptive(Greedy):
             cluster.start(job, pool=pool)
             self._rank(cluster, job)
 
+    def moved(self, cluster: Simulation, job: Active) -> None:
+        self._rank(cluster, job)
+
     def _rank(self, cluster: Simulation, job: Active) -> None:
         """File a running job under its key."""
         heapq.heappush(self._worst, (self.running_key(cluster, job), -job.number, job.version, job))
