@@ -432,6 +432,8 @@ class Simulation:
         self._call(self.policy.waits, self, job)
 
     def _place(self, job: Active, count: int, pool: Pool | None) -> Allocation:
+        if pool is not None and pool.free >= count and not self._shares:
+            return self.machines.pick(pool.number, self._placement.choose(self.machines, pool, count))
         pool = pool or self.pool_for(job, count)
         if pool is None or (pool.free < count and not self._sharable(job, pool)):
             free = self.machines.free if pool is None else pool.free
@@ -498,7 +500,8 @@ class Simulation:
         if job.rate <= 0:
             raise self._misbehaved(f"runs job {job.spec.name!r} on {device}, where it cannot run")
         self.running[job.number] = job
-        self._joined(job)
+        if self._mates is not None:
+            self._joined(job)
         self._set_end(job)
 
     def _set_end(self, job: Active) -> None:
@@ -524,7 +527,8 @@ class Simulation:
         if job.ready_s > self.now:
             job.overhead_gpu_s -= (job.ready_s - self.now) * allocation.gpus
         self._segments.add(job.number, job.since_s, self.now, reason, allocation)
-        self._left(job)
+        if self._mates is not None:
+            self._left(job)
         self.machines.give_back(allocation)
         job.allocation = None
         job.version += 1
