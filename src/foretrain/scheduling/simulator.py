@@ -433,6 +433,8 @@ class Simulation:
         self._call(self.policy.waits, self, job)
 
     def _place(self, job: Active, count: int, pool: Pool | None) -> Allocation:
+        if pool is not None and pool.free >= count and not self._shares:
+            return self.machines.pick(pool.number, self._placement.choose(self.machines, pool, count))
         pool = pool or self.pool_for(job, count)
         if pool is None or (pool.free < count and not self._sharable(job, pool)):
             free = self.machines.free if pool is None else pool.free
