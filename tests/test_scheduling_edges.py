@@ -214,7 +214,7 @@ SET = {
 @pytest.mark.parametrize("option", CANNOT)
 @pytest.mark.parametrize("policy", [*policies.names(), *ROUND_POLICIES])
 def test_an_option_is_honoured_or_refused_by_name(policy: str, option: str) -> None:
-    scenario = Scenario(policy=policy, **{"machines": FOUR, **SET[option]})  # type: ignore[arg-type]
+    scenario = Scenario(policy=policy, **{"machines": FOUR, **SET[option]})  # type: ignore[arg-type,dict-item]
     if policy in CANNOT[option]:
         with pytest.raises(InputError, match=f"^{option}: policy {policy} cannot honour it; "):
             scenario.check()

@@ -419,9 +419,10 @@ def _prices(outcomes: Sequence[Outcome], means: dict[Key, Metrics]) -> list[str]
         cost = cost_of_errors(means, scenario.policy, found)
         if cost is not None and abs(cost) > 1e-12:
             whose = f" ({scenario.residuals_of})" if scenario.residuals_of else ""
+            what = f"{scenario.error:.0%} MAPE" if scenario.beliefs == "drawn" else scenario.beliefs
             verb, size = ("costs you", cost) if cost >= 0 else ("gains you", -cost)
             lines[scenario.policy, scenario.estimates_are] = (
-                f"{scenario.policy}: {scenario.error:.0%} MAPE{whose} {verb} {size:.1%} of average JCT"
+                f"{scenario.policy}: {what}{whose} {verb} {size:.1%} of average JCT"
             )
     return list(lines.values())
 

@@ -68,7 +68,7 @@ def beliefs_of(
             {"error": each.mape, "residuals": residuals, "residuals_of": name} for name, each in found.items()
         ]
     cases += [{"beliefs": name} for name in named]
-    more = {"shares": shares, "truth_of": truth}
+    more: dict[str, Any] = {"shares": shares, "truth_of": truth}
     if truth is not None:
         more["residuals"] = residuals
     return [{**more, **case} for case in cases]

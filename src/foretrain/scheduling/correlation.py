@@ -44,7 +44,7 @@ class Shares:
                 values[{"user": "user", "model": "model"}[name]] = float(value)
             except (KeyError, ValueError) as error:
                 raise invalid("correlation", part, "user=SHARE or model=SHARE, joined by commas") from error
-        return cls(**values)
+        return cls(user=values.get("user", 0.0), model=values.get("model", 0.0))
 
 
 def share_within(rows: Sequence[tuple[str, float]]) -> float:

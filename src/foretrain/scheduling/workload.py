@@ -101,7 +101,8 @@ def redrawn(trace: Trace, seed: int) -> Trace:
         return trace
     size = max(2, round(math.sqrt(count)))
     starts = list(range(0, count, size))
-    draw, jobs, now_s = random.Random(f"redrawn/{seed}"), [], trace.jobs[0].arrival_s
+    jobs: list[TraceJob] = []
+    draw, now_s = random.Random(f"redrawn/{seed}"), trace.jobs[0].arrival_s
     for block in draw.choices(starts, k=len(starts)):
         chosen = trace.jobs[block : block + size]
         after = trace.jobs[block + size] if block + size < count else None
