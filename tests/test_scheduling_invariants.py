@@ -1,6 +1,7 @@
 """Whatever the policy and the options: no GPU twice, no job lost, all work done, no job where it does not fit."""
 
 import itertools
+import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +20,8 @@ from foretrain.scheduling.rounds import Rounds
 from foretrain.scheduling.speeds import PredictedSpeeds, TraceSpeeds
 
 GIB = 2.0**30
+EXAMPLES = int(os.environ.get("FORETRAIN_EXAMPLES", "8"))
+"""Of every policy; a long run sets more, such as 500."""
 MACHINES = [
     *[Machine(device="v100-sxm-16gb", gpus=4)] * 2,
     Machine(device="a100-sxm-80gb", gpus=4, rack=1),
@@ -87,7 +90,7 @@ def holds(result: Result, jobs: list[TraceJob], *, fails: bool, rate_known: bool
 
 @pytest.mark.parametrize("policy", policies.names())
 @settings(
-    max_examples=8,
+    max_examples=EXAMPLES,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -136,7 +139,9 @@ def test_invariants_of_every_policy_and_option(
 
 
 @pytest.mark.parametrize("policy", ROUND_POLICIES)
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=EXAMPLES // 2, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(table=rows)
 def test_invariants_in_rounds(policy: str, table: list[tuple[int, int, int, float | None, bool]]) -> None:
     jobs = [job for job in made(table) if job.gpus <= 4] or made([(0, 10, 1, None, False)])
