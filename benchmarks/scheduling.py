@@ -132,12 +132,9 @@ def gavel(data: Path, seeds: int) -> bool:
     """Whether all are within 2 %, in 10 s each."""
     folder, good = data / "traces", True
     table = ThroughputTable.load(folder / "gavel_simulation_throughputs.json.gz")
-    print(
-        f"shares of time by {'ECOS, as in Gavel' if programmes.has_ecos() else 'our own solver; ECOS is not installed'}"
-    )
-    print(
-        f"{'trace':32} {'policy':22} {'Gavel':>9} {'seed 0':>9} {'error':>7} {'mean':>9} {'spread':>7} {'s':>5}"
-    )
+    print(f"shares of time by {'ECOS, as in Gavel' if programmes.has_ecos() else 'our own solver'}")
+    figures = f"{'seed 0':>9} {'error':>7} {'mean':>9} {'spread':>7} {'s':>5}"
+    print(f"{'trace':32} {'policy':22} {'Gavel':>9} {figures}")
     for row in csv.DictReader((folder / "gavel_reference.csv").read_text().splitlines()):
         counts = zip(("v100", "p100", "k80"), row["cluster_v100_p100_k80"].split(":"), strict=True)
         machines = read_machines(",".join(f"{device}={count}" for device, count in counts))

@@ -193,6 +193,9 @@ SET = {
     "errors": {"error": 0.1},
     "residuals": {"residuals": Path("x.json"), "residuals_of": "y"},
     "rounds": {"rounds_s": 60.0},
+    "estimates": {"beliefs": "history"},
+    "migrate": {"settings": Settings(migrate=True)},
+    "truth": {"residuals": Path("x.json"), "truth_of": "y"},
     "pairs": {"settings": Settings(pairs=MannersOfKinds({"": Manners(needs=0.5, bears=0.5)}))},
     "quotas": {"settings": Settings(rules=Rules(queues={"": Queue(gpus=2)}))},
     "cohorts": {"settings": Settings(rules=Rules(queues={"": Queue(cohort="all")}))},
@@ -211,13 +214,13 @@ SET = {
 @pytest.mark.parametrize("option", CANNOT)
 @pytest.mark.parametrize("policy", [*policies.names(), *ROUND_POLICIES])
 def test_an_option_is_honoured_or_refused_by_name(policy: str, option: str) -> None:
-    scenario = Scenario(policy=policy, **{"machines": FOUR, **SET[option]})  # type: ignore[arg-type]
+    scenario = Scenario(policy=policy, **{"machines": FOUR, **SET[option]})  # type: ignore[arg-type,dict-item]
     if policy in CANNOT[option]:
         with pytest.raises(InputError, match=f"^{option}: policy {policy} cannot honour it; "):
             scenario.check()
     else:
         scenario.check()
-        if option != "residuals":
+        if option not in ("residuals", "truth"):
             jobs = [job(str(n), n, 30.0, share=0.5) for n in range(6)]
             assert len(scenario.run(Trace(name="t", format="own", jobs=jobs)).segments) >= 6
 

@@ -8,6 +8,7 @@ import pytest
 
 from foretrain.scheduling import Machine, TraceJob, metrics, programmes
 from foretrain.scheduling.clusters import read_machines
+from foretrain.scheduling.gavel_policies import GAVEL_POLICIES
 from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
 from foretrain.scheduling.rounds import Leased, Rounds
 from foretrain.scheduling.speeds import ThroughputTable, TraceSpeeds
@@ -117,3 +118,36 @@ def test_average_completion_times_are_those_of_gavel() -> None:
                 read_trace(TRACES / row["trace"]).jobs, machines, round_policy(row["policy"]), table
             ).run()
             assert metrics(result).average_jct_s == pytest.approx(float(row["average_jct_s"]), rel=0.05), row
+
+
+@pytest.mark.parametrize("name", [policy.name for policy in GAVEL_POLICIES])
+def test_further_policies_of_gavel_keep_within_devices_and_end(name: str) -> None:
+    table = ThroughputTable(
+        {(device, kind, 1): rate for device, kind, rate in (
+            ("v100", "a", 4.0), ("k80", "a", 1.0), ("v100", "b", 1.5), ("k80", "b", 1.0), ("v100", "c", 2.0),
+        )}
+    )  # fmt: skip
+    jobs = [
+        TraceJob(name=str(n), arrival_s=100.0 * n, steps=3000.0, gpus=1, kind="abc"[n % 3]) for n in range(7)
+    ]
+    machines = [Machine(device="v100", gpus=1), Machine(device="k80", gpus=2)]
+    result = Rounds(jobs, machines, round_policy(name), table).run()
+    assert np.isfinite(result.finish_s).all()
+    for segment in result.segments:
+        assert (
+            jobs[segment.job].kind != "c" or result.machines[segment.allocation.parts[0][0]].device == "v100"
+        )
+
+
+def test_the_greatest_throughput_goes_to_who_makes_most_of_it() -> None:
+    table = ThroughputTable(
+        {("v100", "a", 1): 4.0, ("k80", "a", 1): 1.0, ("v100", "b", 1): 1.0, ("k80", "b", 1): 1.0}
+    )
+    jobs = [TraceJob(name=kind, arrival_s=0.0, steps=4000.0, gpus=1, kind=kind) for kind in "ab"]
+    machines = [Machine(device="v100", gpus=1), Machine(device="k80", gpus=1)]
+    result = Rounds(jobs, machines, round_policy("max_sum_throughput_perf"), table).run()
+    first = {
+        segment.job: result.machines[segment.allocation.parts[0][0]].device
+        for segment in list(result.segments)[:2]
+    }
+    assert first == {0: "v100", 1: "k80"}

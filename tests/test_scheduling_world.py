@@ -21,7 +21,6 @@ from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import metrics
 from foretrain.scheduling.page import page
 from foretrain.scheduling.page_parts import against, colourings, queue_over_time, settings_of, trouble
-from foretrain.scheduling.policies.edf import met
 from foretrain.scheduling.policies.fair_tree import FairTree
 from foretrain.scheduling.result import Result
 from foretrain.scheduling.rules import Queue, Reservation, Rules, read_rules
@@ -198,7 +197,6 @@ def test_deadlines_are_counted_and_the_earliest_goes_first() -> None:
     assert metrics(result).missed_deadlines == 0
     assert metrics(played(jobs, "fifo")).missed_deadlines == 1
     assert metrics(played([job("a")], "fifo")).missed_deadlines is None
-    assert met(10.0, 0.0, None)
 
 
 def test_spot_nodes_cost_less_and_go_away() -> None:

@@ -88,6 +88,22 @@ def schedule(
         Path | None,
         typer.Option(help="Errors as predictors made them, too: the file of foretrain evaluate --json."),
     ] = None,
+    estimates: Annotated[
+        str | None,
+        typer.Option(help="Estimates that policies go by, too: requested (by users), history, or both."),
+    ] = None,
+    truth: Annotated[
+        str | None,
+        typer.Option(help="Speeds are forecasts; what happens is off them as this predictor's residuals."),
+    ] = None,
+    correlation: Annotated[
+        str | None,
+        typer.Option(help='How alike errors are: "user=0.2,model=0.5" of the variance (else as measured).'),
+    ] = None,
+    compare_predictors: Annotated[
+        bool,
+        typer.Option("--compare-predictors", help="What better forecasts are worth; needs --residuals."),
+    ] = False,
     checkpoint: Annotated[str, typer.Option(help="Time to save a job before it is taken off.")] = "0s",
     restart: Annotated[str, typer.Option(help="Time to start a job again.")] = "0s",
     checkpoint_every: Annotated[str, typer.Option(help="What a failure costs at most.")] = "30min",
@@ -99,6 +115,12 @@ def schedule(
     outages: Annotated[
         Path | None, typer.Option(help="Known failures of nodes: CSV with time_s, node, repair_s.")
     ] = None,
+    migrate: Annotated[
+        bool, typer.Option("--migrate", help="Running jobs move to faster devices while none waits.")
+    ] = False,
+    memory_risk: Annotated[
+        float, typer.Option(help="Chance of running out of memory that is taken (with --predictor).")
+    ] = 0.05,
     sharing: Annotated[
         bool, typer.Option("--sharing", help="Jobs that need a part of a GPU share it.")
     ] = False,
@@ -120,7 +142,7 @@ def schedule(
         str | None, typer.Option(help='The last nodes are spot: "nodes=4,mean=6h,away=30min,price=0.35".')
     ] = None,
     checkpoint_write: Annotated[
-        str, typer.Option(help="What jobs pay for each checkpoint that they write as they go.")
+        str, typer.Option(help="What each checkpoint costs that jobs write as they go: a time, or forecast.")
     ] = "0s",
     when: Annotated[
         str | None,
@@ -131,7 +153,7 @@ def schedule(
     search: Annotated[
         int | None, typer.Option(help="Tune the policies' parameters by so many trials each.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Repeat with so many seeds and give the means.")] = 1,
+    seeds: Annotated[int, typer.Option(help="So many workloads, redrawn but the first; means of all.")] = 1,
     processes: Annotated[
         int | None, typer.Option(help="Simulations at once (all cores if not given).")
     ] = None,
@@ -157,6 +179,7 @@ def schedule(
     one_thread()
     from foretrain.cli.schedule_answers import answer_buy, answer_search, answer_when
     from foretrain.cli.schedule_world import with_devices_of
+    from foretrain.cli.schedule_worth import COMPARED_WORKLOADS, beliefs_of, worth_tables
     from foretrain.files import check_target
     from foretrain.report.screen import progress
     from foretrain.scheduling.admission import check_failures, runnable
@@ -180,17 +203,24 @@ def schedule(
         say(f"{jobs.name}: the queue as it stands: {told}")
         if errors == "0" and residuals is None and now.error:
             errors = f"{min(now.error, 9.0):.3f}"
+    if compare_predictors and seeds == 1:
+        seeds = COMPARED_WORKLOADS
+    beliefs = beliefs_of(
+        jobs, errors=errors, residuals=residuals, estimates=estimates, truth=truth,
+        correlation=correlation, compare=compare_predictors,
+    )  # fmt: skip
+    by_forecast = checkpoint_write == "forecast"
     scenarios = _scenarios(
         jobs, policy.split(","), cluster=cluster, rack=rack, placement=placement, rounds=rounds,
-        errors=errors, residuals=residuals, seeds=seeds,
+        beliefs=beliefs, seeds=seeds,
         source={"throughputs": throughputs, "predictor": predictor, "templates": templates,
-        "slowdown_per_node": slowdown_per_node,
-        "checkpoint_write_s": _seconds("checkpoint-write", checkpoint_write),
+        "slowdown_per_node": slowdown_per_node, "memory_risk": memory_risk,
+        "checkpoint_write_s": 0.0 if by_forecast else _seconds("checkpoint-write", checkpoint_write),
         "checkpoint_every_s": _seconds("checkpoint-every", checkpoint_every)},
-        world={"pairs": pairs, "uses": uses, "rules": rules, "spot": spot},
+        world={"pairs": pairs, "uses": uses, "rules": rules, "spot": spot, "written": by_forecast},
         settings={
             "checkpoint_s": _seconds("checkpoint", checkpoint), "restart_s": _seconds("restart", restart),
-            "sharing": sharing,
+            "sharing": sharing, "migrate": migrate,
             "checkpoint_every_s": _seconds("checkpoint-every", checkpoint_every),
             "failures": _failures(job_mtbf, node_mtbf, repair, outages),
         },
@@ -234,6 +264,8 @@ def schedule(
         typer.echo(dump(document(jobs, outcomes)))
     else:
         show(*_report(jobs, outcomes, by_group))
+        if compare_predictors:
+            show(*worth_tables(outcomes))
 
 
 # What to simulate
@@ -253,10 +285,10 @@ def _jobs(trace: str | None, generate: str | None, format: str | None, first: in
 
 def _scenarios(
     jobs: Trace, policies: Sequence[str], *, cluster: str, rack: int, placement: str, rounds: str | None,
-    errors: str, residuals: Path | None,
-    seeds: int, source: dict[str, Any], settings: dict[str, Any], world: dict[str, Any],
+    beliefs: Sequence[dict[str, Any]], seeds: int,
+    source: dict[str, Any], settings: dict[str, Any], world: dict[str, Any],
 ) -> list[Scenario]:  # fmt: skip
-    from foretrain.cli.schedule_world import pairs_of, spot_of, uses_of
+    from foretrain.cli.schedule_world import pairs_of, spot_of, uses_of, written_by_kind
     from foretrain.scheduling.clusters import read_machines, sections_of
     from foretrain.scheduling.rules import Rules, read_rules
     from foretrain.scheduling.sharing.use import WAYS
@@ -273,6 +305,8 @@ def _scenarios(
     speeds = SpeedSource(**source, sections=sections_of(cluster))
     if world["pairs"] in WAYS or world["uses"] is not None or any("@" in each.device for each in machines):
         speeds = dataclasses.replace(speeds, uses=uses_of(world["uses"], speeds, machines))
+    if world["written"]:
+        speeds = dataclasses.replace(speeds, checkpoint_writes_s=written_by_kind(speeds, machines))
     shared: dict[str, Any] = {
         "machines": machines if spot is None else spot.machines(machines),
         "spot": spot,
@@ -285,9 +319,10 @@ def _scenarios(
         ),
         "rounds_s": rounds_s or None,
     }
-    combinations = itertools.product(map(str.strip, policies), _qualities(errors, residuals), range(seeds))
+    combinations = itertools.product(map(str.strip, policies), beliefs, range(seeds))
     scenarios = [
-        Scenario(policy=policy, seed=seed, **quality, **shared) for policy, quality, seed in combinations
+        Scenario(policy=policy, seed=seed, redraw=True, **quality, **shared)
+        for policy, quality, seed in combinations
     ]
     for scenario in scenarios:
         _check(scenario)
@@ -309,29 +344,6 @@ def _check(scenario: Scenario) -> None:
         policies.get(scenario.policy)
     placement(scenario.placement)
     scenario.check()
-
-
-def _errors(text: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = [math.nan]
-    if not all(0 <= value < 10 for value in values):
-        raise invalid("--errors", text, "a list of fractions such as 0,0.1,0.5")
-    return values
-
-
-def _qualities(errors: str, residuals: Path | None) -> list[dict[str, Any]]:
-    """How good the estimates are that policies see, in each of the cases to compare."""
-    from foretrain.scheduling.estimates import ResidualEstimates
-
-    cases: list[dict[str, Any]] = [{"error": error} for error in _errors(errors)]
-    if residuals is not None:
-        found = ResidualEstimates.load(residuals)
-        cases += [
-            {"error": each.mape, "residuals": residuals, "residuals_of": name} for name, each in found.items()
-        ]
-    return cases
 
 
 def _seconds(name: str, text: str) -> float:
@@ -382,7 +394,7 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
     first = outcomes[0].scenario
     seeds = len({outcome.scenario.seed for outcome in outcomes})
     gpus = sum(machine.gpus for machine in first.machines)
-    mean = f", means of {seeds} seeds" if seeds > 1 else ""
+    mean = f", means of {seeds} workloads, the first as given, the others redrawn" if seeds > 1 else ""
     parts.append(
         f"{jobs.name} ({jobs.format}): {len(jobs.jobs):,} jobs "
         f"on {gpus:,} GPUs of {len(first.machines):,} nodes{mean}"
@@ -407,9 +419,10 @@ def _prices(outcomes: Sequence[Outcome], means: dict[Key, Metrics]) -> list[str]
         cost = cost_of_errors(means, scenario.policy, found)
         if cost is not None and abs(cost) > 1e-12:
             whose = f" ({scenario.residuals_of})" if scenario.residuals_of else ""
+            what = f"{scenario.error:.0%} MAPE" if scenario.beliefs == "drawn" else scenario.beliefs
             verb, size = ("costs you", cost) if cost >= 0 else ("gains you", -cost)
             lines[scenario.policy, scenario.estimates_are] = (
-                f"{scenario.policy}: {scenario.error:.0%} MAPE{whose} {verb} {size:.1%} of average JCT"
+                f"{scenario.policy}: {what}{whose} {verb} {size:.1%} of average JCT"
             )
     return list(lines.values())
 

@@ -37,6 +37,7 @@ def answer_when(
     told = scenarios[0].error > 0 or scenarios[0].residuals is not None
     if not told:
         chosen = [dataclasses.replace(each, error=USUAL_ERROR) for each in chosen]
+    chosen = [dataclasses.replace(each, beliefs="drawn", truth_of=None) for each in chosen]
     for scenario in chosen:
         scenario.check()
     found = []

@@ -31,6 +31,25 @@ def uses_of(file: Path | None, source: SpeedSource, machines: Sequence[Machine])
     return forecast_uses(*source.predicted(), machines[0].device.partition("@")[0])
 
 
+def written_by_kind(source: SpeedSource, machines: Sequence[Machine]) -> dict[str, float]:
+    """Seconds that a checkpoint of each template takes, by the forecast of its memory."""
+    from foretrain.scheduling.checkpointing import write_time_s
+    from foretrain.scheduling.speeds import placed
+
+    if source.predictor is None:
+        raise InputError("--checkpoint-write: forecast needs --predictor and --templates")
+    predictor, templates = source.predicted()
+    device = machines[0].device.partition("@")[0]
+    forecasts = {kind: predictor.predict(placed(job, device, (1,))) for kind, job in templates.items()}
+    times = {kind: write_time_s(forecast) for kind, forecast in forecasts.items()}
+    unknown = next((kind for kind, time_s in times.items() if time_s is None), None)
+    if unknown is not None:
+        raise InputError(
+            f"--checkpoint-write: {source.predictor} does not tell the memory of {unknown}; give a time"
+        )
+    return {kind: time_s for kind, time_s in times.items() if time_s is not None}
+
+
 def pairs_of(text: str | None, uses: Mapping[str, Use]) -> Interference | None:
     """What two jobs on a GPU cost each other: a way to share, or a file of measured pairs."""
     if text is None:

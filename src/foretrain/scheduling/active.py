@@ -16,6 +16,7 @@ class Active:
     spec: TraceJob
     work: float
     estimated_work: float
+    """The median of what is believed."""
     nominal_rate: float
     """Work per second on the GPUs it asks for."""
     pools: tuple[Pool, ...] = ()
@@ -35,6 +36,9 @@ class Active:
     starts: int = 0
     preemptions: int = 0
     failures: int = 0
+    migrations: int = 0
+    believed_most: float = 0.0
+    """The upper end of the interval of what is believed of its work."""
     futile: int = 0
     """Failures in a row by which it got no further than ``furthest``."""
     furthest: float = 0.0

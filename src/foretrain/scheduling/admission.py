@@ -24,11 +24,11 @@ _MOST_FAILURES = 1000
 def runnable(trace: Trace, scenario: Scenario) -> Trace:
     """The jobs that the cluster can run; the others are refused and counted by reason."""
     speeds = scenario.speeds.make()
-    reasons: dict[tuple[str | None, str, int, int, str, str], str | None] = {}
+    reasons: dict[tuple[str | None, str, int, int, str, str, float | None], str | None] = {}
     kept: list[TraceJob] = []
     counts, first = dict(trace.refused.counts), dict(trace.refused.first)
     for job in trace.jobs:
-        key = (job.device, job.kind, job.gpus, job.fewest, job.partition, job.group)
+        key = (job.device, job.kind, job.gpus, job.fewest, job.partition, job.group, job.memory_bytes)
         if key not in reasons:
             reasons[key] = _why_not(
                 job, scenario.machines, speeds, in_rounds=scenario.in_rounds

@@ -39,6 +39,10 @@ CANNOT: Mapping[str, Mapping[str, str]] = {
     "preempt": dict.fromkeys(
         _all_but("multifactor", "kueue"), "it knows no classes of jobs; multifactor and kueue do"
     ),
+    "migrate": dict.fromkeys(
+        _all_but("fifo", "sjf", "srtf", "oracle", "backfill", "tiresias", "conservative", "themis"),
+        "it decides itself where jobs run",
+    ),
     "limits": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and ends none before it is done"),
     "partitions": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "wherever they are"),
     "placement": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and takes the next ones of a kind"),
@@ -51,6 +55,8 @@ CANNOT: Mapping[str, Mapping[str, str]] = {
     "spot": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "without failures"),
     "checkpoint_write": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows speeds from the table alone"),
     "errors": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows how many steps jobs have"),
+    "estimates": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows how many steps jobs have"),
+    "truth": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows how many steps jobs have"),
     "residuals": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows how many steps jobs have"),
     "rounds": dict.fromkeys(
         ("sjf", "qssf", "edf", "lucid", *_EVENT_DRIVEN_WHOLE),

@@ -44,6 +44,8 @@ class TraceJob:
     """The run time asked for."""
     deadline_s: float | None = None
     """When it should be done, from its arrival."""
+    memory_bytes: float | None = None
+    """Of each GPU, at most, where it is known; a device with less is not given to it."""
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -52,7 +54,7 @@ class TraceJob:
             raise invalid("arrival_s", self.arrival_s, "a finite time")
         if self.duration_s is None and self.steps is None:
             raise InputError("duration_s: missing; a job has a duration or a number of steps")
-        for name in ("duration_s", "steps", "weight", "limit_s", "deadline_s"):
+        for name in ("duration_s", "steps", "weight", "limit_s", "deadline_s", "memory_bytes"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise invalid(name, value, "a number greater than zero")

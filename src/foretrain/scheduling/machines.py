@@ -162,6 +162,11 @@ class Machines:
         """Hold GPUs; an error names the first one that is not free."""
         if allocation.share < FULL:
             return self._take_share(allocation)
+        if len(allocation.parts) == 1:
+            ((node, mask),) = allocation.parts
+            free = self._free[node]
+            if free & mask == mask:
+                return self._set_free(node, free ^ mask)
         for node, mask in allocation.parts:
             held = mask & ~self._free[node]
             if held:

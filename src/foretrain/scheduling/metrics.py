@@ -42,6 +42,8 @@ class Metrics:
     overhead_gpu_s: float
     cost: float | None = None
     """Dollars for the whole cluster over the makespan."""
+    held_gpu_s: float = 0.0
+    """GPU time that jobs held, with checkpoints, restarts and what failures undid."""
     killed: int = 0
     """Jobs that ended at their limit, not done."""
     missed_deadlines: int | None = None
@@ -97,6 +99,7 @@ def _metrics(result: Result, chosen: Chosen, deadlines: Column | None, *, whole:
         lost_gpu_s=float(result.lost_gpu_s[chosen].sum()),
         overhead_gpu_s=float(result.overhead_gpu_s[chosen].sum()),
         cost=cost,
+        held_gpu_s=float(held[chosen].sum()),
         killed=sum(bool(chosen[job]) for job in result.segments.jobs_ended("killed")),
         missed_deadlines=_late(result, chosen, deadlines),
         energy_kwh=drawn.total_kwh if whole and (drawn := energy(result)) is not None else None,

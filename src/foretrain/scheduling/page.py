@@ -205,7 +205,7 @@ def _gantt(result: Result) -> Any:
     ways: dict[str, Callable[[Segment], str]] = {"how it ended": lambda segment: segment.reason}
     for field, names in colourings(result).items():
         ways[field] = functools.partial(name_of, names)
-    counts = []
+    counts: list[int] = []
     for way, name in ways.items():
         named: dict[str, list[tuple[Segment, tuple[int, int]]]] = {}
         for segment, place in bars:

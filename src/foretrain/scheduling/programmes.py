@@ -13,8 +13,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from foretrain.errors import InputError
-from foretrain.scheduling import conic
-from foretrain.scheduling.conic import Column
+from foretrain.scheduling.result import Column
 
 _SLACK = 1.05
 """How far the longest duration may be above the least possible one (Gavel stops its search there)."""
@@ -153,6 +152,8 @@ class _Programme:
     def solve(self) -> Column | None:
         """The variables; None where there is no solution."""
         from scipy.sparse import csc_matrix
+
+        from foretrain.scheduling import conic
 
         rows, columns, values = (
             np.concatenate([entry[part] for entry in self._entries]) for part in range(3)

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foretrain.errors import unknown
-from foretrain.scheduling.conic import Column
+from foretrain.scheduling.gavel_policies import GAVEL_POLICIES
 from foretrain.scheduling.programmes import fairest, least_worst_ratio, soonest
+from foretrain.scheduling.result import Column
 from foretrain.scheduling.rounds import Leased, RoundPolicy
 
 _REFERENCE = "v100"
@@ -45,7 +46,10 @@ class RoundFifo(RoundPolicy):
             if not with_room:
                 break
             drawn = with_room[self._draw.randrange(len(with_room))]
-            device = available[-1]
+            usable = [device for device in available if job.rates[device] > 0]
+            if not usable:
+                break
+            device = usable[-1]
             self._kept[job.number] = device
             left[device] -= job.gpus
             if left[device] == 0:
@@ -173,7 +177,7 @@ ROUND_POLICIES: dict[str, type[RoundPolicy]] = {
     policy.name: policy
     for policy in (
         *(RoundFifo, MaxMinFairness, MaxMinFairnessPerf, FinishTimeFairness, FinishTimeFairnessPerf),
-        *(MinTotalDuration, MinTotalDurationPerf),
+        *(MinTotalDuration, MinTotalDurationPerf, *GAVEL_POLICIES),
     )
 }
 

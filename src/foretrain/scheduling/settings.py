@@ -30,6 +30,8 @@ class Settings:
     least_speed: float = LEAST_SPEED
     """Of a job alone, that each of a pair must keep."""
     rules: Rules = field(default_factory=Rules)
+    migrate: bool = False
+    """Whether running jobs move to faster devices that are free while none waits."""
     failures: FailureModel = field(default_factory=FailureModel)
     seed: int = 0
 
@@ -44,6 +46,7 @@ class Settings:
             "shares": self.rules.has_shares,
             "reservations": bool(self.rules.reservations),
             "preempt": self.rules.preempt,
+            "migrate": self.migrate,
         }
         return [name for name, used in in_use.items() if used]
 

@@ -38,6 +38,8 @@ __all__ = ["Active", "PolicyError", "Settings", "Simulation"]
 _FINISH, _LIMIT = int(Kind.FINISH), int(Kind.LIMIT)
 _MOST_ACTS = 20
 """Starts at one moment, per job in the cluster, after which a policy is taken to go round in circles."""
+_LEAST_GAIN_S = 1.0
+"""That a job must gain by a move to faster devices."""
 _MOST_IDLE = 1000
 """Moments at which jobs wait, GPUs for one of them are free and none runs, after which a policy is taken to
 starve them."""
@@ -45,6 +47,10 @@ _MOST_DOWN = 100_000
 """Moments at which jobs wait and none runs since nodes are down, after which they are taken never to run."""
 _MOST_FUTILE = 10_000
 """Failures in a row by which a job gets no further than it was."""
+
+
+_Request = tuple[str | None, str, int, int, str, float | None]
+"""What tells where a job can run: device, kind, GPUs asked for and at least, partition, memory."""
 
 
 class PolicyError(ForetrainError):
@@ -74,6 +80,7 @@ class Simulation:
         placement: Placement | None = None,
         speeds: Speeds | None = None,
         estimates: Estimates | None = None,
+        truth: Estimates | None = None,
         settings: Settings | None = None,
         tell: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -97,22 +104,33 @@ class Simulation:
         self._segments = Segments()
         self._acts = self._idle = self._down = 0
         self._taken: dict[int, _Taken] = {}
-        self._rates: dict[tuple[str, int, str, tuple[int, ...]], float] = {}
+        self._rates: dict[tuple[str, int, str, tuple[int, ...], float | None], float] = {}
         self._finish_s: list[float] = [math.nan] * len(jobs)
         self.running: dict[int, Active] = {}
         self.waiting: dict[int, Active] = {}
-        self._usable: dict[tuple[str | None, str, int, int, str], tuple[tuple[Pool, ...], float]] = {}
-        self.jobs = [self._activate(number, job, estimates or Exact()) for number, job in enumerate(jobs)]
+        self._usable: dict[_Request, tuple[tuple[Pool, ...], float]] = {}
+        self._truth, believed = truth, estimates or Exact()
+        believed.begin(jobs, self._time_s)
+        self.jobs = [self._activate(number, job, believed) for number, job in enumerate(jobs)]
         self._count = len(self.jobs)
         self._order = sorted(self.jobs, key=lambda job: (job.arrival_s, job.number))
 
     def _activate(self, number: int, job: TraceJob, estimates: Estimates) -> Active:
         work, (pools, nominal) = self._speeds.work(job), self._usable_by(job)
-        return Active(number, job, work, work * estimates.factor(job, number), nominal, pools)
+        if self._truth is not None:
+            work *= self._truth.factor(job, number)
+        belief = estimates.belief(job, number)
+        active = Active(number, job, work, work * belief.median, nominal, pools)
+        active.believed_most = work * belief.high
+        return active
+
+    def _time_s(self, job: TraceJob) -> float:
+        """What a job takes on the GPUs it asks for, by the trace or the forecast."""
+        return self._speeds.work(job) / self._usable_by(job)[1]
 
     def _usable_by(self, job: TraceJob) -> tuple[tuple[Pool, ...], float]:
         """The pools with a job's device, enough GPUs and a speed for it, and the best of these speeds."""
-        key = (job.device, job.kind, job.gpus, job.fewest, job.partition)
+        key = (job.device, job.kind, job.gpus, job.fewest, job.partition, job.memory_bytes)
         usable = self._usable.get(key)
         if usable is None:
             allowed = [pool for pool in self.machines.pools if pool.takes(job.device, job.partition)]
@@ -272,6 +290,39 @@ class Simulation:
         del self._taken[job.number]
         self.start(job, gpus=gpus)
 
+    def migrate(self, job: Active, pool: Pool) -> None:
+        """Move a running job to another pool, by a checkpoint and a restart; it does not wait."""
+        assert job.allocation is not None
+        gpus = job.allocation.gpus
+        self._stop(job, "migrated")
+        job.migrations += 1
+        job.overhead_s = self.settings.checkpoint_s + self.settings.restart_s
+        allocation = self._place(job, gpus, pool)
+        self.machines.take(allocation)
+        self._run(job, allocation)
+        self._call(self.policy.moved, self, job)
+
+    def _migrate_all(self) -> None:
+        """Move jobs to faster devices that nobody wants, those first that gain most by it."""
+        overhead_s = self.settings.checkpoint_s + self.settings.restart_s
+        while True:
+            best: tuple[float, int, Active, Pool] | None = None
+            for job in self.running.values():
+                held = job.allocation
+                if held is None or held.share < FULL or len(job.pools) == 1 or job.since_s == self.now:
+                    continue
+                left = max(job.estimated_work - self.done(job), 0.0)
+                for pool in job.pools:
+                    if pool.number == held.pool or pool.free < held.gpus:
+                        continue
+                    rate = self._packed_rate(job.spec, pool, held.gpus)
+                    gain_s = left / job.rate - left / rate - overhead_s if rate > job.rate else 0.0
+                    if gain_s > _LEAST_GAIN_S and (best is None or (-gain_s, job.number) < best[:2]):
+                        best = (-gain_s, job.number, job, pool)
+            if best is None:
+                return
+            self.migrate(best[2], best[3])
+
     def wake(self, job: Active, time_s: float) -> None:
         """Have ``policy.timer(job)`` called at a time, unless the job stops running before."""
         self._events.push(time_s, Kind.TIMER, job, job.version)
@@ -324,6 +375,8 @@ class Simulation:
                 self._call(decide, self)
                 if self._taken:
                     self._taken.clear()
+                if self.settings.migrate and not self.waiting:
+                    self._migrate_all()
                 if arrived == count and self.waiting and not self.running:
                     self._stands_still()
                 else:
@@ -380,6 +433,8 @@ class Simulation:
         self._call(self.policy.waits, self, job)
 
     def _place(self, job: Active, count: int, pool: Pool | None) -> Allocation:
+        if pool is not None and pool.free >= count and not self._shares:
+            return self.machines.pick(pool.number, self._placement.choose(self.machines, pool, count))
         pool = pool or self.pool_for(job, count)
         if pool is None or (pool.free < count and not self._sharable(job, pool)):
             free = self.machines.free if pool is None else pool.free
@@ -520,7 +575,7 @@ class Simulation:
     # Small things
 
     def _rate(self, job: TraceJob, device: str, shape: tuple[int, ...]) -> float:
-        key = (job.kind, job.gpus, device, shape)
+        key = (job.kind, job.gpus, device, shape, job.memory_bytes)
         rate = self._rates.get(key)
         if rate is None:
             rate = self._rates[key] = self._speeds.rate(job, device, shape)

@@ -23,6 +23,8 @@ from foretrain.scheduling.machines import packed
 Shape = tuple[int, ...]
 """GPUs per node, most first."""
 
+MOST_RISK = 0.05
+"""Chance of running out of memory that is taken, where nothing is said."""
 _PARALLEL = 0.95
 """Share of a job that runs in parallel (Amdahl), where nothing better is known about jobs that change their
 size."""
@@ -134,7 +136,8 @@ class PredictedSpeeds(Speeds):
 
     Each type of job has a template, whose cluster and plan become those of the GPUs. Jobs of a type without a
     template run as the trace says. ``sections`` tell the nodes and links of each kind of device, where the
-    cluster has them; otherwise those of the template hold.
+    cluster has them; otherwise those of the template hold. Where the chance of running out of memory is
+    greater than ``memory_risk``, or the predictor cannot cost the job, it does not run.
     """
 
     def __init__(
@@ -143,12 +146,16 @@ class PredictedSpeeds(Speeds):
         templates: Mapping[str, Job],
         otherwise: Speeds | None = None,
         sections: Mapping[str, Mapping[str, Any]] | None = None,
+        memory_risk: float = MOST_RISK,
     ) -> None:
+        self._risk = memory_risk
+        self._why: dict[tuple[str, str], str] = {}
         self._predictor = predictor
         self._templates = dict(templates)
         self._otherwise = otherwise or TraceSpeeds()
         self._sections = dict(sections or {})
         self._step_s: dict[tuple[str, str, Shape], float] = {}
+        self._chance: dict[tuple[str, str, Shape], float | None] = {}
 
     def work(self, job: TraceJob) -> float:
         """Steps; a job with only a duration does what the template does in it on the GPUs asked for."""
@@ -167,7 +174,22 @@ class PredictedSpeeds(Speeds):
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
         if job.kind not in self._templates:
             return self._otherwise.rate(job, device, shape)
-        return 1.0 / self.step_s(job.kind, device, shape)
+        try:
+            step_s = self.step_s(job.kind, device, shape)
+        except InputError as error:
+            self._why[job.kind, device] = str(error)
+            return 0.0
+        chance = self._chance[job.kind, device, shape]
+        if chance is not None and chance > self._risk:
+            out = f"runs out of memory on {device} with a chance of {chance:.0%}"
+            self._why[job.kind, device] = f"{job.kind} {out} (at most {self._risk:.0%} is taken)"
+            return 0.0
+        return 1.0 / step_s
+
+    def why_not(self, job: TraceJob, devices: Iterable[str]) -> str:
+        kinds = list(devices)
+        told = [self._why[job.kind, device] for device in kinds if (job.kind, device) in self._why]
+        return "; ".join(dict.fromkeys(told)) if told else super().why_not(job, kinds)
 
     def step_s(self, kind: str, device: str, shape: Shape) -> float:
         """Predicted time of a step. Uneven placements are taken as even ones over as many nodes."""
@@ -185,6 +207,7 @@ class PredictedSpeeds(Speeds):
                     f"predictor {self._predictor.name}: gives no step_time_s, which the simulator needs"
                 )
             self._step_s[key] = forecast.quantities["step_time_s"].median
+            self._chance[key] = forecast.out_of_memory_chance
         return self._step_s[key]
 
 

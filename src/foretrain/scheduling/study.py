@@ -11,15 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from foretrain import predictors
-from foretrain.errors import InputError, invalid
+from foretrain.errors import InputError, invalid, unknown
 from foretrain.fanout import fan_out
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.scheduling import policies
 from foretrain.scheduling.capabilities import refuse_what_is_not_honoured
 from foretrain.scheduling.checkpointing import CheckpointedSpeeds
-from foretrain.scheduling.estimates import Estimates, Exact, LogNormal, ResidualEstimates
+from foretrain.scheduling.correlation import Shares
+from foretrain.scheduling.estimates import (
+    Estimates,
+    Exact,
+    History,
+    Inverse,
+    LogNormal,
+    Requested,
+    ResidualEstimates,
+)
 from foretrain.scheduling.failures import FailureModel
+from foretrain.scheduling.fitting import FittingSpeeds, checked_risk
 from foretrain.scheduling.jobs import Trace
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import Metrics, metrics, metrics_by_group
@@ -30,8 +40,9 @@ from foretrain.scheduling.rounds import ROUND_S, Rounds
 from foretrain.scheduling.sharing.mig import SlicedSpeeds
 from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation
-from foretrain.scheduling.speeds import PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
+from foretrain.scheduling.speeds import MOST_RISK, PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
 from foretrain.scheduling.spot import Spot
+from foretrain.scheduling.workload import redrawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +57,34 @@ class SpeedSource:
     """What a job file says of the nodes and links of each kind of device; where it is silent, the templates
     hold."""
     slowdown_per_node: float = 0.0
+    memory_risk: float = MOST_RISK
+    """Chance of running out of memory at which a job is not put on a device."""
     uses: Mapping[str, Use] = field(default_factory=dict)
     """How each kind of job uses a device, for slices of it."""
     checkpoint_write_s: float = 0.0
     """What a checkpoint costs a job that writes them as it goes; 0 for none."""
+    checkpoint_writes_s: Mapping[str, float] = field(default_factory=dict)
+    """The same by kind of job, in its place."""
     checkpoint_every_s: float = 1800.0
 
     def __post_init__(self) -> None:
         if (self.predictor is None) != (self.templates is None):
             needs = "a folder with a job file for each job type (and templates need a predictor)"
             raise InputError(f"predictor: needs templates, {needs}")
+        checked_risk(self.memory_risk)
         if not 0 <= self.slowdown_per_node < math.inf:
             raise invalid("slowdown_per_node", self.slowdown_per_node, "a number of at least 0")
 
     def make(self) -> Speeds:
-        speeds: Speeds = SlicedSpeeds(self._whole(), self.uses)
-        if self.checkpoint_write_s:
-            speeds = CheckpointedSpeeds(speeds, self.checkpoint_every_s, self.checkpoint_write_s)
+        speeds: Speeds = SlicedSpeeds(FittingSpeeds(self._whole()), self.uses)
+        if self.writes_checkpoints:
+            write_s, by_kind = self.checkpoint_write_s, self.checkpoint_writes_s
+            speeds = CheckpointedSpeeds(speeds, self.checkpoint_every_s, write_s, by_kind)
         return speeds
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        return bool(self.checkpoint_write_s or self.checkpoint_writes_s)
 
     def _whole(self) -> Speeds:
         table: Speeds = TraceSpeeds(slowdown_per_node=self.slowdown_per_node)
@@ -72,7 +93,9 @@ class SpeedSource:
         if self.predictor is None or self.templates is None:
             return table
         predictor, templates = self.predicted()
-        return PredictedSpeeds(predictor, templates, otherwise=table, sections=self.sections)
+        return PredictedSpeeds(
+            predictor, templates, otherwise=table, sections=self.sections, memory_risk=self.memory_risk
+        )
 
     def predicted(self) -> tuple[Predictor, dict[str, Job]]:
         """The predictor and the templates."""
@@ -108,6 +131,14 @@ class Scenario:
     settings: Settings = field(default_factory=Settings)
     rounds_s: float | None = None
     """Length of a round in the round-based mode; None for the event-driven one."""
+    beliefs: str = "drawn"
+    """What policies go by: drawn (with the error or the residuals), requested or history."""
+    truth_of: str | None = None
+    """Where given, speeds are forecasts, and what happens is off them as this predictor was."""
+    shares: Shares | None = None
+    """How alike errors are within users and models; None for as measured."""
+    redraw: bool = False
+    """Whether seeds other than 0 draw another workload like the trace."""
     seed: int = 0
     parameters: Mapping[str, float | int | bool] = field(default_factory=dict)
     """Of the policy, in place of its own."""
@@ -131,11 +162,13 @@ class Scenario:
             "job_mtbf": failures.job_mtbf_gpu_s < math.inf,
             "node_mtbf": failures.node_mtbf_s < math.inf,
             "outages": bool(failures.outages),
-            "residuals": self.residuals is not None,
+            "residuals": self.residuals_of is not None,
             "errors": self.error > 0,
+            "estimates": self.beliefs != "drawn",
+            "truth": self.truth_of is not None,
             "rounds": self.rounds_s is not None,
             "spot": self.spot is not None,
-            "checkpoint_write": self.speeds.checkpoint_write_s > 0,
+            "checkpoint_write": self.speeds.writes_checkpoints,
         }
         in_use["limits"] = settings.rules.kill
         in_use["partitions"] = any(machine.partition for machine in self.machines)
@@ -150,14 +183,29 @@ class Scenario:
     @property
     def estimates_are(self) -> str:
         """For people: how good the estimates are."""
+        if self.beliefs != "drawn":
+            return self.beliefs
         if self.residuals_of is not None:
             return f"{self.residuals_of} ({self.error:.0%} off)"
         return f"{self.error:.0%} off" if self.error else "exact"
 
     def estimates(self) -> Estimates:
+        if self.beliefs != "drawn":
+            return BELIEFS[self.beliefs]()
         if self.residuals is not None and self.residuals_of is not None:
-            return ResidualEstimates.load(self.residuals, self.seed)[self.residuals_of]
-        return LogNormal(self.error, self.seed) if self.error else Exact()
+            if self.residuals_of == self.truth_of:
+                return Inverse(self._truth())
+            return ResidualEstimates.load(self.residuals, self.seed, self.shares)[self.residuals_of]
+        return LogNormal(self.error, self.seed, self.shares) if self.error else Exact()
+
+    def _truth(self) -> Estimates:
+        """What happens, over what is forecast."""
+        assert self.residuals is not None
+        assert self.truth_of is not None
+        found = ResidualEstimates.load(self.residuals, self.seed + _TRUTH_SEED, self.shares)
+        if self.truth_of not in found:
+            raise unknown("truth", self.truth_of, found, "a predictor of the residuals:")
+        return Inverse(found[self.truth_of])
 
     def run(self, trace: Trace, tell: Callable[[int], None] = lambda _: None) -> Result:
         self.check()
@@ -172,6 +220,7 @@ class Scenario:
             placement=placement(self.placement, self.seed),
             speeds=self.speeds.make(),
             estimates=self.estimates(),
+            truth=None if self.truth_of is None else self._truth(),
             settings=dataclasses.replace(self.settings, seed=self.seed, failures=self._failures(trace)),
             tell=tell,
         ).run()
@@ -190,6 +239,9 @@ class Scenario:
         return dataclasses.replace(model, outages=tuple(both))
 
 
+_TRUTH_SEED = 1_000_003
+"""Added to the seed, so that what happens is drawn apart from what is believed."""
+BELIEFS: dict[str, type[Estimates]] = {"requested": Requested, "history": History}
 _SPOT_SPAN = 4.0
 """Beyond the last arrival, in times of all the work on the cluster, for which spot nodes come and go."""
 
@@ -208,7 +260,7 @@ def run_scenario(
     trace: Trace, scenario: Scenario, *, keep: bool = False, tell: Callable[[int], None] = lambda _: None
 ) -> Outcome:
     """One simulation in this process."""
-    result = scenario.run(trace, tell)
+    result = scenario.run(redrawn(trace, scenario.seed) if scenario.redraw else trace, tell)
     outcome = Outcome(scenario=scenario, metrics=metrics(result), groups=metrics_by_group(result))
     return dataclasses.replace(outcome, result=result) if keep else outcome
 

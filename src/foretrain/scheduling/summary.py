@@ -8,6 +8,7 @@ from typing import Any
 from foretrain.scheduling.jobs import Trace
 from foretrain.scheduling.metrics import Metrics
 from foretrain.scheduling.study import Outcome, mean_metrics
+from foretrain.scheduling.worth import worth
 
 Key = tuple[str, str]
 """A policy and how good its estimates are."""
@@ -53,6 +54,7 @@ def document(jobs: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             }
             for outcome in outcomes
         ],
+        "worth": [each.to_dict() for each in worth(outcomes)],
         "means": [
             {
                 "policy": policy,

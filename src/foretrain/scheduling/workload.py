@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable
@@ -88,3 +89,31 @@ class TraceGenerator:
             )
             now_s += draw.expovariate(1 / self.gap_s)
         return Trace(name=f"generated, seed {self.seed}", format="generated", jobs=jobs)
+
+
+def redrawn(trace: Trace, seed: int) -> Trace:
+    """Another workload like the trace: blocks of jobs that came one after another, drawn with replacement.
+
+    Blocks are as many as each has jobs, so that bursts stay together and days do not. Seed 0 is the trace.
+    """
+    count = len(trace.jobs)
+    if seed == 0 or count < 4:
+        return trace
+    size = max(2, round(math.sqrt(count)))
+    starts = list(range(0, count, size))
+    jobs: list[TraceJob] = []
+    draw, now_s = random.Random(f"redrawn/{seed}"), trace.jobs[0].arrival_s
+    for block in draw.choices(starts, k=len(starts)):
+        chosen = trace.jobs[block : block + size]
+        after = trace.jobs[block + size] if block + size < count else None
+        gap_s = (trace.jobs[-1].arrival_s - trace.jobs[0].arrival_s) / (count - 1)
+        span_s = (
+            after.arrival_s - chosen[0].arrival_s
+            if after
+            else chosen[-1].arrival_s - chosen[0].arrival_s + gap_s
+        )
+        for job in chosen:
+            arrival_s = now_s + job.arrival_s - chosen[0].arrival_s
+            jobs.append(dataclasses.replace(job, name=f"{job.name}~{len(jobs)}", arrival_s=arrival_s))
+        now_s += span_s
+    return dataclasses.replace(trace, jobs=jobs)

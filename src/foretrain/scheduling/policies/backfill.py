@@ -116,6 +116,13 @@ class EasyBackfill(Policy):
         insort(self._ends[pool.number], end)
         self._end_of[job.number] = (pool.number, end)
 
+    def moved(self, cluster: Simulation, job: Active) -> None:
+        assert job.allocation is not None
+        self._forget(job)
+        end = (cluster.now + cluster.remaining_s(job), job.number, job.gpus)
+        insort(self._ends[job.allocation.pool], end)
+        self._end_of[job.number] = (job.allocation.pool, end)
+
     def _forget(self, job: Active) -> None:
         if job.number in self._end_of:
             pool, end = self._end_of.pop(job.number)

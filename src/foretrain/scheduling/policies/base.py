@@ -24,6 +24,9 @@ class Policy(ABC):
     def finished(self, cluster: Simulation, job: Active) -> None:  # noqa: B027 (a policy need not care)
         """A job is done."""
 
+    def moved(self, cluster: Simulation, job: Active) -> None:  # noqa: B027 (a policy need not care)
+        """A running job was moved to faster devices, which is asked for by the settings."""
+
     def timer(self, cluster: Simulation, job: Active) -> None:  # noqa: B027 (a policy need not care)
         """A time set by ``cluster.wake`` has come."""
 

@@ -47,6 +47,10 @@ class ConservativeBackfill(Policy):
         if abs(self._ends.pop(job.number) - cluster.now) > _SLACK_S:
             self._quiet = 0
 
+    def moved(self, cluster: Simulation, job: Active) -> None:
+        self._ends[job.number] = cluster.now + max(cluster.remaining_s(job), _SLACK_S)
+        self._quiet = 0
+
     def decide(self, cluster: Simulation) -> None:
         if self._quiet is None and not self._as_planned(cluster):
             self._quiet = 0
@@ -80,10 +84,16 @@ class ConservativeBackfill(Policy):
 
     def _reserve(self, cluster: Simulation, job: Active) -> float:
         """When a job may start, which is kept free for it."""
-        time_s = max(cluster.remaining_s(job), _SLACK_S)
-        start_s, number = min(
-            (self._profiles[pool.number].earliest(job.gpus, time_s), pool.number) for pool in job.pools
-        )
+        options = []
+        for pool in job.pools:
+            time_s = cluster.remaining_s(job)
+            slower = 1.0
+            if len(job.pools) > 1:
+                slower = job.nominal_rate / cluster.rate_in(job, pool, job.gpus)
+            time_s = max(time_s * slower, _SLACK_S)
+            start_s = self._profiles[pool.number].earliest(job.gpus, time_s)
+            options.append((start_s, slower, pool.number, time_s))
+        start_s, _, number, time_s = min(options)
         if start_s < math.inf:
             self._profiles[number].reserve(start_s, start_s + time_s, job.gpus)
             pool = cluster.machines.pools[number]

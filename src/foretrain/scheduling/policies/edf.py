@@ -21,12 +21,3 @@ class EarliestDeadlineFirst(Greedy):
         due_s = job.arrival_s + job.spec.deadline_s
         late = cluster.now + cluster.remaining_s(job) > due_s
         return (2.0, due_s, job.arrival_s) if late else (0.0, due_s, job.arrival_s)
-
-
-def met(finish_s: float, arrival_s: float, deadline_s: float | None) -> bool:
-    """Whether a job was done in time; one without a deadline always is.
-
-    >>> met(50.0, 10.0, 40.0), met(51.0, 10.0, 40.0), met(math.inf, 0.0, None)
-    (True, False, True)
-    """
-    return deadline_s is None or finish_s <= arrival_s + deadline_s + 1e-6

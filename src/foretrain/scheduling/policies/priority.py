@@ -134,7 +134,7 @@ class Preemptive(Greedy):
         self._act(cluster, victims.values(), starts)
 
     def _candidates(self, cluster: Simulation) -> tuple[list[Head], list[Head]]:
-        """The best job of each request: those that may start now, and those that need what others leave over."""
+        """The best job of each request: those that may start now, and those that need what is left over."""
         pools = cluster.machines.pools
         room = pools[0].free if len(pools) == 1 else max(pool.free for pool in pools)
         worst = self._worst_key()
@@ -212,6 +212,9 @@ class Preemptive(Greedy):
         for job, pool in starts:
             cluster.start(job, pool=pool)
             self._rank(cluster, job)
+
+    def moved(self, cluster: Simulation, job: Active) -> None:
+        self._rank(cluster, job)
 
     def _rank(self, cluster: Simulation, job: Active) -> None:
         """File a running job under its key."""

@@ -92,6 +92,14 @@ class Tiresias(Policy):
         self._queues[level + 1].fallen.append(job)
         self._watch(cluster, job, level + 1)
 
+    def moved(self, cluster: Simulation, job: Active) -> None:
+        assert job.allocation is not None
+        level = self._level[job.number]
+        self._queues[level].stops(job, *self._where[job.number])
+        self._where[job.number] = (job.allocation.pool, job.gpus)
+        self._queues[level].runs(job, job.allocation.pool, job.gpus)
+        self._watch(cluster, job, level)
+
     def decide(self, cluster: Simulation) -> None:
         left = [pool.free for pool in cluster.machines.pools]
         for queue in self._queues:

@@ -54,7 +54,7 @@ class Mates:
         memory = self._memory.get(device)
         if memory is not None and self._memory_of(one) + self._memory_of(other) > memory:
             return 0.0
-        key = (device, one.spec.kind, other.spec.kind)
+        key = (device, one.spec.kind, other.spec.kind)  # what they cost each other, whatever their memory
         if key not in self._worth:
             speeds = (
                 self._interference.speed(device, one.spec.kind, [other.spec.kind]),
@@ -64,7 +64,7 @@ class Mates:
         return self._worth[key]
 
     def _memory_of(self, job: Active) -> float:
-        return self._interference.memory_bytes(job.spec.kind)
+        return job.spec.memory_bytes or self._interference.memory_bytes(job.spec.kind)
 
     def joins(self, job: Active) -> list[Active]:
         """A job began to hold a part of a GPU; those that were there before."""

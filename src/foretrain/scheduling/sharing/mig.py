@@ -112,7 +112,8 @@ class SlicedSpeeds(Speeds):
         if found is None:
             return self._whole.rate(job, device, shape)
         use = self._uses.get(job.kind, Use())
-        if sum(shape) > 1 or use.memory_bytes > found.memory_bytes:
+        memory = max(use.memory_bytes, job.memory_bytes or 0.0)
+        if sum(shape) > 1 or memory > found.memory_bytes:
             return 0.0
         return self._whole.rate(job, found.device, shape) / max(1.0, use.busy / found.share)
 

@@ -141,6 +141,7 @@ def tiresias(row: Row, number: int) -> TraceJob:
 FORETRAIN = (
     *("name", "arrival_s", "duration_s", "steps", "gpus", "group", "kind", "device", "share"),
     *("least_gpus", "most_gpus", "weight", "user", "partition", "priority", "limit_s", "deadline_s"),
+    "memory_bytes",
 )
 """The columns of the project's own format; name, arrival_s, gpus and a duration or steps are needed."""
 
@@ -171,6 +172,7 @@ def foretrain(row: Row, number: int) -> TraceJob:
         priority=number_of(row, "priority", default=0.0),
         limit_s=positive(row, "limit_s") if has("limit_s") else None,
         deadline_s=positive(row, "deadline_s") if has("deadline_s") else None,
+        memory_bytes=positive(row, "memory_bytes") if has("memory_bytes") else None,
     )
 
 

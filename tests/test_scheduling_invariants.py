@@ -1,0 +1,205 @@
+"""Whatever the policy and the options: no GPU twice, no job lost, all work done, no job where it does not fit."""
+
+import itertools
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from foretrain.errors import InputError
+from foretrain.forecast import Estimate, Forecast
+from foretrain.job import Job
+from foretrain.scheduling import Machine, Result, Settings, Simulation, TraceJob, policies
+from foretrain.scheduling.estimates import LogNormal
+from foretrain.scheduling.failures import FailureModel
+from foretrain.scheduling.fitting import FittingSpeeds
+from foretrain.scheduling.placement import PLACEMENTS, placement
+from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
+from foretrain.scheduling.rounds import Rounds
+from foretrain.scheduling.speeds import PredictedSpeeds, TraceSpeeds
+
+GIB = 2.0**30
+EXAMPLES = int(os.environ.get("FORETRAIN_EXAMPLES", "8"))
+"""Of every policy; a long run sets more, such as 500."""
+MACHINES = [
+    *[Machine(device="v100-sxm-16gb", gpus=4)] * 2,
+    Machine(device="a100-sxm-80gb", gpus=4, rack=1),
+    Machine(device="a100-sxm-80gb", gpus=2, rack=1),
+]
+SPEEDS = FittingSpeeds(TraceSpeeds(devices={"a100-sxm-80gb": 2.0}))
+SHARE = ("fifo", "sjf", "qssf", "edf", "lucid")
+MIGRATE = ("fifo", "sjf", "srtf", "oracle", "backfill", "tiresias", "conservative", "themis")
+
+rows = st.lists(
+    st.tuples(
+        st.integers(0, 200),
+        st.integers(1, 300),
+        st.sampled_from([1, 1, 2, 3, 4, 6]),
+        st.sampled_from([None, 8.0, 40.0]),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def made(table: list[tuple[int, int, int, float | None, bool]]) -> list[TraceJob]:
+    return [
+        TraceJob(
+            name=f"j{number}",
+            arrival_s=arrival,
+            duration_s=duration,
+            gpus=gpus,
+            memory_bytes=None if memory is None else memory * GIB,
+            share=0.5 if gpus == 1 and odd else 1.0,
+            least_gpus=1 if gpus > 1 and odd else None,
+            most_gpus=gpus + 1 if gpus > 1 and odd else None,
+            user=f"u{number % 3}",
+            group=f"g{number % 2}",
+            kind=f"k{number % 2}",
+        )
+        for number, (arrival, duration, gpus, memory, odd) in enumerate(table)
+    ]
+
+
+def holds(result: Result, jobs: list[TraceJob], *, fails: bool, rate_known: bool) -> None:
+    assert (result.finish_s >= result.arrival_s).all(), "no job is lost"
+    held: dict[tuple[int, int], list[tuple[float, float, int]]] = {}
+    for each in result.segments:
+        for place in each.allocation.places():
+            held.setdefault(place, []).append((each.start_s, each.end_s, each.allocation.share))
+        job = jobs[each.job]
+        device = MACHINES[each.allocation.parts[0][0]].device
+        assert len({MACHINES[node].device for node, _ in each.allocation.parts}) == 1
+        assert (job.memory_bytes or 0) <= (80 if device.startswith("a100") else 16) * 1.1 * GIB, "it fits"
+    for stretches in held.values():
+        moments = sorted({start for start, _, _ in stretches})
+        for moment in moments:
+            used = sum(share for start, end, share in stretches if start <= moment < end)
+            assert used <= 1000, "no GPU is handed out twice"
+    if fails or not rate_known:
+        return
+    done = [0.0] * len(jobs)
+    for each in result.segments:
+        device = MACHINES[each.allocation.parts[0][0]].device
+        rate = SPEEDS.rate(jobs[each.job], device, each.allocation.shape)
+        done[each.job] += (each.end_s - each.start_s) * rate
+    assert done == pytest.approx([job.duration_s for job in jobs]), "all work is done, none twice"
+
+
+@pytest.mark.parametrize("policy", policies.names())
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(
+    table=rows,
+    place=st.sampled_from(sorted(PLACEMENTS)),
+    fails=st.booleans(),
+    costly=st.booleans(),
+    shares=st.booleans(),
+    moves=st.booleans(),
+    error=st.sampled_from([0.0, 0.5]),
+)
+def test_invariants_of_every_policy_and_option(
+    policy: str,
+    table: list[tuple[int, int, int, float | None, bool]],
+    place: str,
+    fails: bool,
+    costly: bool,
+    shares: bool,
+    moves: bool,
+    error: float,
+) -> None:
+    jobs = made(table)
+    failures = (
+        FailureModel(job_mtbf_gpu_s=4000.0, node_mtbf_s=3000.0, repair_s=50.0) if fails else FailureModel()
+    )
+    around = Settings(
+        restart_s=3.0 if costly else 0.0,
+        checkpoint_s=2.0 if costly else 0.0,
+        checkpoint_every_s=20.0,
+        sharing=shares and policy in SHARE,
+        migrate=moves and policy in MIGRATE,
+        failures=failures,
+    )
+    result = Simulation(
+        jobs,
+        MACHINES,
+        policies.get(policy),
+        placement=placement(place),
+        speeds=SPEEDS,
+        estimates=LogNormal(error, 1),
+        settings=around,
+    ).run()
+    holds(result, jobs, fails=fails or costly, rate_known=True)
+
+
+@pytest.mark.parametrize("policy", ROUND_POLICIES)
+@settings(
+    max_examples=EXAMPLES // 2, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(table=rows)
+def test_invariants_in_rounds(policy: str, table: list[tuple[int, int, int, float | None, bool]]) -> None:
+    jobs = [job for job in made(table) if job.gpus <= 4] or made([(0, 10, 1, None, False)])
+    result = Rounds(jobs, MACHINES, round_policy(policy), SPEEDS).run()
+    holds(result, jobs, fails=False, rate_known=True)
+
+
+def test_a_job_is_kept_off_devices_it_does_not_go_into_by_the_forecast() -> None:
+    template = Job.read(
+        {
+            "model": {"source": "torchvision", "name": "resnet18"},
+            "training": {"global_batch": 32, "image": 224},
+            "cluster": {"device": "v100-sxm-16gb"},
+        }
+    )
+    machines = [Machine(device="v100-sxm-16gb", gpus=1), Machine(device="a100-sxm-80gb", gpus=1)]
+    jobs = [TraceJob(name="a", arrival_s=0, steps=10, gpus=1, kind="net")]
+    speeds = PredictedSpeeds(NeedsMuch(), {"net": template})  # type: ignore[arg-type]
+    result = Simulation(jobs, machines, policies.get("fifo"), speeds=speeds).run()
+    assert result.segments[0].allocation.parts[0][0] == 1
+    assert speeds.rate(jobs[0], "v100-sxm-16gb", (1,)) == 0
+    assert "net runs out of memory on v100-sxm-16gb with a chance of 100%" in speeds.why_not(
+        jobs[0], ["v100-sxm-16gb"]
+    )
+    with pytest.raises(InputError, match="runs on none of the cluster's devices"):
+        Simulation(jobs, machines[:1], policies.get("fifo"), speeds=speeds)
+
+
+class NeedsMuch:
+    """A stand-in for a predictor: a step takes 1 s and 40 GiB."""
+
+    name = "made-up"
+
+    def predict(self, job: Job) -> Forecast:
+        memory = Estimate(median=40 * GIB, low=39 * GIB, high=41 * GIB)
+        step = Estimate(median=1.0, low=1.0, high=1.0)
+        return Forecast(
+            job=job, predictor=self.name, quantities={"step_time_s": step, "peak_memory_bytes": memory}
+        )
+
+
+def test_a_job_moves_to_faster_devices_that_nobody_wants() -> None:
+    machines = [Machine(device="v100-sxm-16gb", gpus=1), Machine(device="a100-sxm-80gb", gpus=1)]
+    jobs = [
+        TraceJob(name=name, arrival_s=0, duration_s=duration, gpus=1)
+        for name, duration in (("a", 100.0), ("b", 200.0))
+    ]
+    ends = {}
+    for migrate, policy in itertools.product((False, True), MIGRATE):
+        result = Simulation(
+            jobs,
+            machines,
+            policies.get(policy),
+            speeds=SPEEDS,
+            settings=Settings(restart_s=5.0, migrate=migrate),
+        ).run()
+        ends[migrate, policy] = result.finish_s.max()
+        reasons = [each.reason for each in result.segments]
+        assert ("migrated" in reasons) is migrate, policy
+    assert all(ends[True, policy] < ends[False, policy] for policy in MIGRATE)
+    assert ends[True, "fifo"] == 50 + 5 + 150 / 2
