@@ -95,7 +95,7 @@ class DriplePredictor(NeuralPredictor[Learned]):
     """
 
     name: ClassVar[str] = "driple"
-    home: ClassVar[frozenset[str]] = frozenset({"cpu16_campaign", "h200_load"})
+    home: ClassVar[frozenset[str]] = frozenset({"cpu16_campaign", "h200_resources"})
     quantities: ClassVar[frozenset[str]] = frozenset(TARGETS)
     shipped: ClassVar[Path] = SHIPPED
 
