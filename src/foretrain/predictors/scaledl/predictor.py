@@ -45,8 +45,8 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
     name: ClassVar[str] = "scaledl"
     home: ClassVar[frozenset[str]] = frozenset(
         "nanotron_h100 vtrain_a100_single_node llm_foundry_mpt_a100 megatron_ci_a100 pollux_t4 nvidia_llm "
-        "dgxc_h100 nvidia_deeplearningexamples automodel_h100 sailor_gh200 neusight_transformers timm_rtx3090 "
-        "ets_t4 h200_fsdp h200_inference h200_random_steps h200_modern h200_steps".split()
+        "dgxc_h100 nvidia_deeplearningexamples automodel_h100 sailor_gh200 neusight_transformers "
+        "timm_rtx3090 ets_t4 h200_fsdp h200_inference h200_random_steps h200_modern h200_steps".split()
     )
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     shipped: ClassVar[Path] = Path(__file__).parent / "fitted"
