@@ -120,6 +120,10 @@ def test_the_command_writes_the_board(files: list[Path], tmp_path: Path) -> None
     ok("leaderboard", str(files[0]), "--predictor", "ernest", "--out", str(out))
     assert json.loads((out / "board.json").read_text())["results"]
     assert (out / "board.md").read_text().startswith("# Leaderboard")
+    page = (out / "board.html").read_text()
+    assert "<circle" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
 
 
 def test_files_that_are_not_there_are_one_line(tmp_path: Path) -> None:

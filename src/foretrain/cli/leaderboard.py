@@ -57,9 +57,14 @@ def leaderboard(
     for line in made.missing:
         say(f"not scored: {line}")
     if out is not None:
+        from foretrain.files import write_atomically
         from foretrain.report import dump
-        from foretrain.report.board import markdown, write
+        from foretrain.report.board import markdown
+        from foretrain.web.board import write_board
 
-        write(made, out, {"board.md": markdown(made), "board.json": dump(made.to_dict())})
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / "board.md", markdown(made))
+        write_atomically(out / "board.json", dump(made.to_dict()))
+        write_board(made, out / "board.html")
         say(f"{len(made.results):,} scores of {len(made.points):,} forecasts in {out}")
     show(evaluation_table([one for one in made.to_dict()["results"] if one["quantity"] == "step_time_s"]))

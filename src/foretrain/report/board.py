@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from foretrain.evaluate import Result
 from foretrain.leaderboard import SPLITS, Board, Group, Point, calibration, groups, source, worst
@@ -145,12 +144,3 @@ def _table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[s
     yield "|" + "---|" * len(headings)
     for row in rows:
         yield f"| {' | '.join(row)} |"
-
-
-def write(board: Board, folder: Path, names: Mapping[str, str]) -> None:
-    """Write texts of a board into its folder, each whole or not at all."""
-    from foretrain.files import write_atomically
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in names.items():
-        write_atomically(folder / name, text)

@@ -1,0 +1,176 @@
+"""Draws a leaderboard as one HTML file without scripts: scatters, errors by group, calibration, scores."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from foretrain.evaluate import Result
+from foretrain.files import write_atomically
+from foretrain.leaderboard import SPLITS, Board, Point, calibration, groups, source
+from foretrain.report.board import GROUPINGS, SHOWN_GROUPS, by_predictor, percent
+from foretrain.web.page import static
+
+COLOURS = "#3567c9 #b45309 #15803d #7e3fa8 #be123c #0e7490 #a16207 #4b5563 #9d174d #3f6212".split()
+"""Of sources, in turn."""
+_SIDE, _EDGE = 360, 44
+_MOST_POINTS = 1500
+"""A scatter has so many points at most, evenly from the first to the last."""
+_STYLE = """
+.board { max-width: 1200px; margin: 0 auto; padding: 1.5rem } .board .wide { overflow-x: auto }
+.board figure { display: inline-block; margin: 0 1rem 1rem 0 } .board svg { max-width: 100%; height: auto }
+.board td, .board th { padding: .2rem .8rem .2rem 0; text-align: left } .board .bar { fill: #3567c9 }
+.board text { font: 11px system-ui, sans-serif; fill: currentColor }
+"""
+
+
+def write_board(board: Board, path: Path) -> None:
+    """Write the page."""
+    write_atomically(path, board_page(board))
+
+
+def board_page(board: Board) -> str:
+    """The page as text; it runs nothing and loads nothing."""
+    parts = (f"<section><h2>{heading}</h2>{content}</section>" for heading, content in _sections(board))
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>foretrain: leaderboard</title><style>{static('base.css')}{_STYLE}</style></head>\n"
+        f'<body><main class="board"><h1>Leaderboard</h1>{"".join(parts)}</main></body></html>\n'
+    )
+
+
+def _sections(board: Board) -> Iterator[tuple[str, str]]:
+    own = by_predictor(board)
+    figures = "".join(
+        f"<figure>{scatter(points)}"
+        f"<figcaption>{html.escape(name)}, {len(points):,} step times</figcaption></figure>"
+        for name, points in own.items()
+    )
+    yield "Forecast against measured step time", figures + _legend(board.points)
+    for heading, by in GROUPINGS.items():
+        yield heading, "".join(_bars(name, points, by) for name, points in own.items())
+    yield "Calibration", _calibration(own)
+    yield "Scores", _scores(board)
+    if board.missing:
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in board.missing)
+        yield "Not scored", f"<ul>{lines}</ul>"
+
+
+def scatter(points: Sequence[Point], side: int = _SIDE) -> str:
+    """Forecast over measured, both logarithmic, a colour for each source; on the line they are equal."""
+    values = [value for point in points for value in (point.measured, point.predicted) if value > 0]
+    if not values:
+        return ""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    high = max(high, low + 1)
+
+    def at(value: float) -> float:
+        return _EDGE + (side - 2 * _EDGE) * (math.log10(value) - low) / (high - low)
+
+    colours = _colours(points)
+    every = max(1, len(points) // _MOST_POINTS)
+    dots = "".join(
+        f'<circle cx="{at(point.measured):.1f}" cy="{side - at(point.predicted):.1f}" r="2.2" '
+        f'fill="{colours[point.source]}" fill-opacity=".55"/>'
+        for point in points[::every]
+        if point.predicted > 0
+    )
+    marks = "".join(
+        f'<text x="{at(10.0**power):.0f}" y="{side - _EDGE + 16}" text-anchor="middle">{_power(power)}</text>'
+        f'<text x="{_EDGE - 6}" y="{side - at(10.0**power) + 4:.0f}" text-anchor="end">{_power(power)}</text>'
+        for power in range(low, high + 1)
+    )
+    ends = f'x1="{_EDGE}" y1="{side - _EDGE}" x2="{side - _EDGE}" y2="{_EDGE}"'
+    names = (
+        f'<text x="{side / 2:.0f}" y="{side - 8}" text-anchor="middle">measured</text>'
+        f'<text x="14" y="{side / 2:.0f}" text-anchor="middle" transform="rotate(-90 14 {side / 2:.0f})">'
+        "forecast</text>"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {side} {side}" width="{side}" role="img" '
+        f'aria-label="forecast over measured">'
+        f'<line {ends} stroke="currentColor" stroke-opacity=".35"/>{dots}{marks}{names}</svg>'
+    )
+
+
+def _power(power: int) -> str:
+    return {-6: "1 us", -3: "1 ms", 0: "1 s"}.get(power, f"1e{power} s")
+
+
+def _colours(points: Sequence[Point]) -> dict[str, str]:
+    sources = sorted({point.source for point in points})
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(sources)}
+
+
+def _legend(points: Sequence[Point]) -> str:
+    shown = [point for point in points if point.quantity == "step_time_s"]
+    items = "".join(
+        '<li><svg width="12" height="12" aria-hidden="true">'
+        f'<circle cx="6" cy="6" r="5" fill="{colour}"/></svg> '
+        f"{html.escape(name)}</li>"
+        for name, colour in _colours(shown).items()
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _bars(name: str, points: Sequence[Point], by: Callable[[Point], str]) -> str:
+    """Mean errors of the largest groups."""
+    rows = groups(points, by)[:SHOWN_GROUPS]
+    most = max((row.mape for row in rows), default=0.0) or 1.0
+    lines = "".join(
+        f"<tr><td>{html.escape(row.label)}</td><td>{row.n:,}</td><td>"
+        '<svg width="160" height="12" aria-hidden="true">'
+        f'<rect class="bar" width="{160 * row.mape / most:.1f}" height="12"/></svg></td>'
+        f"<td>{percent(row.mape)}</td><td>{percent(row.bias, '+')}</td><td>{percent(row.coverage)}</td></tr>"
+        for row in rows
+    )
+    head = (
+        "<tr><th>group</th><th>runs</th><th></th><th>MAPE</th><th>bias</th><th>in the 80 % interval</th></tr>"
+    )
+    return f'<h3>{html.escape(name)}</h3><div class="wide"><table>{head}{lines}</table></div>'
+
+
+def _calibration(own: dict[str, list[Point]]) -> str:
+    lines = {name: calibration(points) for name, points in own.items() if points}
+    if not lines:
+        return ""
+    levels = "".join(f"<th>{level:.0%}</th>" for level, _ in next(iter(lines.values())))
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td>{''.join(f'<td>{held:.0%}</td>' for _, held in line)}</tr>"
+        for name, line in lines.items()
+    )
+    words = "Share of measured step times within each part of the way from the median to the interval's end."
+    return f'<p>{words}</p><div class="wide"><table><tr><th>predictor</th>{levels}</tr>{rows}</table></div>'
+
+
+def _scores(board: Board) -> str:
+    head = "".join(
+        f"<th>{name}</th>"
+        for name in (
+            "predictor",
+            "runs",
+            "how",
+            "quantity",
+            "n",
+            "MAPE",
+            "median",
+            "bias",
+            "in the 80 % interval",
+        )
+    )
+    return f'<div class="wide"><table><tr>{head}</tr>{"".join(map(_score, board.results))}</table></div>'
+
+
+def _score(one: Result) -> str:
+    bound = "" if one.bound is None else f", {one.bound}-bound"
+    cells = (
+        one.predictor, source(one.runs_file), SPLITS.get(one.split, str(one.split)), one.quantity + bound,
+        f"{one.n:,}", percent(one.mape), percent(one.median_ape), percent(one.bias, "+"),
+        percent(one.coverage),
+    )  # fmt: skip
+    return "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
