@@ -456,12 +456,12 @@ predict --jobs jobs.jsonl --out empty.json/x -> empty.json/x: cannot be written 
 predict --jobs jobs.jsonl --html x.html -> --trace, --html, --breakdown, --resources, --suggest, --compare and --evidence are for one job, not for
 predict --jobs jobs.jsonl --processes 0 -> --processes: '0' is not greater than or equal to 1
 predict --jobs jobs.jsonl --processes x -> --processes: 'x' is not a valid integer
-predict --jobs jobs.jsonl --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
+predict --jobs jobs.jsonl --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
 predict --jobs broken.jsonl.zst -> broken.jsonl.zst: not a zstd file
 predict --jobs cut.jsonl.zst -> cut.jsonl.zst: not a whole zstd file (it ends within a frame)
-predict job.json --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
+predict job.json --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
 predict job.json --predictor "" -> predictor: the folder . has no predictor.json; foretrain fit makes one
-predict job.json --predictor deletpop -> predictor: 'deletpop' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
+predict job.json --predictor deletpop -> predictor: 'deletpop' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
 predict job.json --predictor s_broken -> s_broken/predictor.json: not JSON
 predict job.json --predictor s_list -> s_list/predictor.json: format None is not 'foretrain-predictor/1'; fit the predictor again
 predict job.json --predictor s_version -> s_version/predictor.json: format 'foretrain-predictor/9' is not 'foretrain-predictor/1'; fit
@@ -523,7 +523,7 @@ explain job.json jobs.jsonl -> jobs.jsonl: not a job file (.toml or .json)
 explain job.json folder.toml -> folder.toml: cannot be read (Is a directory)
 explain job.json broken.toml -> broken.toml: not TOML
 explain resnet50 resnet18 -> resnet50: not a job file (.toml or .json)
-explain job.json job.toml --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
+explain job.json job.toml --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
 explain job.json job.toml --predictor roofline --catalog missing.toml -> missing.toml: the catalogue cannot be read (No such file or directory)
 explain job.json job.toml --predictor ernest -> job.json: ernest: has learned from no runs yet; fit it first
 catalog gpus -> kind: 'gpus' is not one of 'devices', 'nodes', 'hosts', 'models', 'prices'
@@ -562,7 +562,7 @@ evaluate run_extra.jsonl -> run_extra.jsonl:1: notes: 'notes' is not a known key
 evaluate run_bad_job.jsonl -> run_bad_job.jsonl:1: training: missing; a job has the sections model, training and cluster
 evaluate run_provenance.jsonl -> run_provenance.jsonl:1: provenance: 3 is not a table of keys and values
 evaluate run_measured_list.jsonl -> run_measured_list.jsonl:1: measured: [1] is not a table of keys and values
-evaluate runs.jsonl --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
+evaluate runs.jsonl --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
 evaluate runs.jsonl --predictor s_broken -> s_broken/predictor.json: not JSON
 evaluate runs.jsonl --split nope -> split: 'nope' is not one of extrapolate, extrapolate:batch, extrapolate:cores
 evaluate runs.jsonl --split interpolate:colour -> split: 'interpolate:colour' is not one of interpolate:batch, interpolate:cores
@@ -575,7 +575,7 @@ evaluate runs.jsonl --json folder.json -> folder.json: cannot be written (Is a d
 evaluate runs.jsonl --json empty.json/x -> empty.json/x: cannot be written (empty.json is not a directory)
 evaluate runs.jsonl --catalog missing.toml -> missing.toml: the catalogue cannot be read (No such file or directory)
 fit -> Missing argument 'NAME'
-fit nope runs.jsonl -o out -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
+fit nope runs.jsonl -o out -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
 fit deletepop -o out -> Missing argument 'FILES...'
 fit deletepop missing.jsonl -o out -> missing.jsonl: no such file
 fit deletepop folder.jsonl -o out -> folder.jsonl: is a folder, not a file
@@ -646,7 +646,7 @@ advise runs.jsonl --deadline 1h --cores 2 --epochs 1 --samples 10 -> runs: no mo
 advise cpu_runs.jsonl --deadline 1h --instances nope --epochs 1 -> instances: 'nope' is not one of foretrain catalog nodes
 advise cpu_runs.jsonl --deadline 1h --batch 0 --epochs 1 -> --batch: '0' is not greater than or equal to 1
 advise cpu_runs.jsonl --deadline 1h --top 0 --epochs 1 -> --top: '0' is not greater than or equal to 1
-advise cpu_runs.jsonl --deadline 1h --predictor nope --epochs 1 -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
+advise cpu_runs.jsonl --deadline 1h --predictor nope --epochs 1 -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
 advise cpu_runs.jsonl --deadline 1h --predictor s_broken --epochs 1 -> s_broken/predictor.json: not JSON
 design -> give a file of candidates or --cluster
 design --cluster 1,2 -> give --budget or --count (and only one of them)
@@ -705,7 +705,7 @@ design folder.parquet --count 1 -> folder.parquet: holds no candidates
 design job.txt --count 1 -> candidates: '.txt' is not a file of .csv, .jsonl, .parquet
 design jobs.jsonl --count 1 --features a -> --features, --log and --operators are for tables, not for jobs
 design jobs.jsonl --count 1 --predictor roofline -> --predictor: roofline has nothing to learn
-design jobs.jsonl --count 1 --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
+design jobs.jsonl --count 1 --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
 design jobs.jsonl --count 1 --measured t.csv -> t.csv: does not begin with a line of JSON; design --measured, for jobs, takes runs
 design jobs.jsonl --count 1 --measured missing.jsonl -> missing.jsonl: cannot be read (No such file or directory)
 design jobs.jsonl --count 1 --measured jobs.jsonl -> jobs.jsonl: holds jobs (foretrain measure steps, measure campaign, design and predict --jobs
@@ -901,7 +901,7 @@ schedule trace_head.csv --cluster 2x4xv100 -> trace_head.csv: holds no jobs in t
 schedule trace_text.csv --cluster 2x4xv100 -> trace_text.csv: holds no jobs in the format own (1 line: arrival_s is not a number (first in
 schedule trace_negative.csv --cluster 2x4xv100 -> trace_negative.csv: holds no jobs in the format own (1 line: gpus is not a whole number of at
 schedule trace_infinite.csv --cluster 2x4xv100 -> trace_infinite.csv: holds no jobs in the format own (1 line: duration_s is not a number (first
-schedule trace.csv --cluster 2x4xv100 --format nope -> format: 'nope' is not one of alibaba-2020, alibaba-2023, alibaba-2025, gavel, helios, own
+schedule trace.csv --cluster 2x4xv100 --format nope -> format: 'nope' is not one of alibaba-2020, alibaba-2023, alibaba-2025, gavel, helios, kubernetes, own
 schedule trace.csv --cluster 2x4xv100 --format philly -> trace.csv: holds no jobs in the format philly (2 lines: timestamp is not a time (first in line
 schedule trace.csv --cluster 2x4xv100 --format gavel -> trace.csv: holds no jobs in the format gavel (3 lines: neither seven nor ten fields (first in
 schedule trace.csv --cluster 2x4xv100 --format swf -> trace.csv: holds no jobs in the format swf (3 lines: a field is not a number (first in line 1))
@@ -922,8 +922,8 @@ schedule trace.csv --cluster nodes_columns.csv -> nodes_columns.csv: line 2: not
 schedule trace.csv --cluster empty.csv -> empty.csv: lists no nodes with GPUs
 schedule trace.csv --cluster binary.csv -> binary.csv: cannot be read
 schedule trace.csv --cluster missing.csv -> missing.csv: cannot be read (No such file or directory)
-schedule trace.csv --cluster 2x4xv100 --policy nope -> policy: 'nope' is not a class as file.py:Class or one of backfill, conservative, fifo
-schedule trace.csv --cluster 2x4xv100 --policy "" -> policy: '' is not a class as file.py:Class or one of backfill, conservative, fifo
+schedule trace.csv --cluster 2x4xv100 --policy nope -> policy: 'nope' is not a class as file.py:Class or one of afs, allox_perf, backfill, conservative, edf, fifo
+schedule trace.csv --cluster 2x4xv100 --policy "" -> policy: '' is not a class as file.py:Class or one of afs, allox_perf, backfill, conservative, edf, fifo
 schedule trace.csv --cluster 2x4xv100 --policy missing.py:P -> policy missing.py:P: there is no file missing.py
 schedule trace.csv --cluster 2x4xv100 --policy policy.py:P -> policy policy.py:P: P is not a foretrain.scheduling.policies.Policy
 schedule trace.csv --cluster 2x4xv100 --policy policy.py:Q -> policy policy.py:Q: cannot be loaded (AttributeError: module 'foretrain_policy_policy' has no
@@ -966,8 +966,8 @@ schedule trace.csv --cluster 2x4xv100 --repair x -> --repair: 'x' is not a time 
 schedule trace.csv --cluster 2x4xv100 --outages missing.csv -> missing.csv: cannot be read (No such file or directory)
 schedule trace.csv --cluster 2x4xv100 --outages outages_text.csv -> outages_text.csv:2: not an outage with time_s, node and repair_s
 schedule trace.csv --cluster 2x4xv100 --outages outages_column.csv -> outages_column.csv: has no column repair_s; an outage has time_s, node and repair_s
-schedule trace.csv --cluster 2x4xv100 --outages outages_negative.csv -> outages_negative.csv:2: time_s and node must be at least 0 and repair_s above 0, all of them
-schedule trace.csv --cluster 2x4xv100 --outages outages_infinite.csv -> outages_infinite.csv:2: time_s and node must be at least 0 and repair_s above 0, all of them
+schedule trace.csv --cluster 2x4xv100 --outages outages_negative.csv -> outages_negative.csv:2: outage: (-1.0, 0, 5.0) is not one: time_s and node must be at least 0 and repair_s above 0, all of them
+schedule trace.csv --cluster 2x4xv100 --outages outages_infinite.csv -> outages_infinite.csv:2: outage: (1.0, 0, inf) is not one: time_s and node must be at least 0 and repair_s above 0, all of them
 schedule trace.csv --cluster 2x4xv100 --seeds 0 -> seeds: 0 is not a whole number of at least 1
 schedule trace.csv --cluster 2x4xv100 --seeds x -> --seeds: 'x' is not a valid integer
 schedule trace.csv --cluster 2x4xv100 --processes 0 -> processes: 0 is not a whole number of at least 1
@@ -992,8 +992,7 @@ schedule trace.csv --cluster 2x4xv100 --policy fifo --log folder.csv -> folder.c
 schedule trace.csv --cluster 2x4xv100 --policy fifo --log folder.parquet -> folder.parquet: cannot be written (Is a directory)
 schedule trace.csv --cluster 2x4xv100 --policy fifo --trace folder.json -> folder.json: cannot be written (Is a directory)
 schedule trace.csv --cluster 2x4xv100 --html folder.html -> folder.html: cannot be written (Is a directory)
-schedule trace.csv --cluster 2x4xv100 --outages outages_nan.csv -> outages_nan.csv:2: time_s and node must be at least 0 and repair_s above 0, all of them finite
-schedule trace.csv --cluster 1x1xv100 --processes 1 -> trace: job 'b' needs 2 GPUs of one kind and the cluster has 1
+schedule trace.csv --cluster 2x4xv100 --outages outages_nan.csv -> outages_nan.csv:2: outage: (nan, 0, 5.0) is not one: time_s and node must be at least 0 and repair_s above 0, all of them finite
 schedule trace.csv --cluster 2x4xv100 --predictor roofline --templates missing --processes 1 -> templates: missing holds no job files (*.toml)
 schedule trace.csv --cluster 2x4xv100 --predictor nope --templates templates --processes 1 -> templates: templates holds no job files (*.toml)
 predict graph.json.zst --devices 3 --batch 4 -> training.global_batch: 4 does not divide over plan.data = 3
@@ -1176,7 +1175,7 @@ folder.onnx -> model.name: 'folder.onnx' cannot be read: it is a folder
 PYTHON_ROWS = r"""
 foretrain.predict("graph.json.zst", batch=0) -> training.global_batch: 0 is not a number greater than zero
 foretrain.predict("graph.json.zst", device="nope") -> cluster.device: 'nope' is not one of foretrain catalog devices
-foretrain.predict("graph.json.zst", predictor="nope") -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
+foretrain.predict("graph.json.zst", predictor="nope") -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
 foretrain.predict("graph.json.zst", predictor="s_broken") -> s_broken/predictor.json: not JSON
 foretrain.predict("graph.json.zst", devices=-1) -> devices: -1 is not a whole number of at least 1
 foretrain.predict("graph.json.zst", nodes=0) -> cluster.nodes: 0 is not a whole number of at least 1
@@ -1186,7 +1185,7 @@ Job.load(Path("folder.json")) -> folder.json: cannot be read (Is a directory)
 Job.load(Path("deep.json")) -> deep.json: not JSON (it is nested too deeply)
 Job.read(3) -> job: 3 is not a table with model, training and cluster
 Job.read({"model": 3}) -> training: missing; a job has the sections model, training and cluster (and plan)
-predictors.get("nope") -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
+predictors.get("nope") -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
 predictors.get("s_version") -> s_version/predictor.json: format 'foretrain-predictor/9' is not 'foretrain-predictor/1'; fit
 predictors.get(Path("s_nothing")) -> predictor: the folder s_nothing has no predictor.json; foretrain fit makes one
 predictors.get("p_syntax.py:P") -> predictor p_syntax.py:P: cannot be loaded (SyntaxError: invalid syntax (p_syntax.py, line 1))

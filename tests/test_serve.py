@@ -110,7 +110,7 @@ def test_the_interface_describes_itself(guarded: Server) -> None:
         document["paths"]
     )
     schema = document["paths"]["/v1/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert set(schema["properties"]) == {"model", "job", "options", "predictor"}
+    assert set(schema["properties"]) == {"model", "job", "config", "options", "predictor"}
     assert guarded.ask("GET", "/docs").status == 404
 
 

@@ -46,7 +46,7 @@ COMMANDS = {
     "predict": "Forecast time, memory and cost of a job file or a model; options override the file.",
     "runs": "Measured runs: look at them, and move them between files and databases.",
     "schedule": "Simulate a cluster under scheduling policies, with predictions in the loop.",
-    "serve": "Answer over HTTP: forecasts, plans, simulations, and a store of runs.",
+    "serve": "Answer over HTTP: a page, forecasts, plans, simulations, and a store of runs.",
     "validate": "Forecasts beside tables that others have published, with their sources.",
 }
 """What each does, as its own help says; the module of the same name has it, and is imported when it is asked

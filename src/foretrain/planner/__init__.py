@@ -69,7 +69,7 @@ def plan(
 
     >>> plans = plan("resnet18", device="h100", batch=512, image=64, precision="amp-bf16", max_devices=4)
     >>> plans.best.devices, plans.best.plan.shard, plans[0] is plans.best
-    (1, 'none', True)
+    (2, 'none', True)
     """
     from foretrain import predictors
 

@@ -32,6 +32,7 @@ from foretrain.graph.opset import (
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.plan import Choice, Dispatcher
+from foretrain.recent import Fresh
 from foretrain.step.dealing import Dealt
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
@@ -129,7 +130,7 @@ class Layout:
     """Of a pipeline over groups that differ: the same as the ranks of each group see it."""
     dealt: Dealt | None = None
     """How layers were dealt out by the speed of such stages."""
-    passes: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    passes: Fresh = field(default_factory=Fresh, init=False, repr=False)
     """What ``step/passes.py`` has worked out of it."""
 
     @property

@@ -111,9 +111,14 @@ def exchanges(job: Job) -> bool:
     return job.cluster.world_size > 1 or bool(job.plan.servers)
 
 
+def on_cpu(job: Job) -> bool:
+    """Whether it is CPUs that compute."""
+    return all(group.device.is_cpu for group in job.cluster.groups)
+
+
 def over_host_link(job: Job) -> bool:
     """Whether the network's figures are those of a GPU's link to its host, as nothing else is exchanged."""
-    return not exchanges(job) and not job.cluster.device.is_cpu
+    return not exchanges(job) and not on_cpu(job)
 
 
 def certain(job: Job) -> npt.NDArray[np.bool_]:

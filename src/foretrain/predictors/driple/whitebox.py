@@ -24,6 +24,7 @@ from foretrain.predictors.driple.features import (
     exchanges,
     figures_of,
     graph_key,
+    on_cpu,
     over_host_link,
 )
 from foretrain.predictors.physics import link_bytes_per_s
@@ -150,7 +151,7 @@ class Whitebox:
         return max(step_s, loading_s) / max(slowed_s, loading_s) if step_s else 1.0
 
     def _handing_s(self, job: Job) -> float:
-        if job.workload.training.loader_rate is None or job.cluster.device.is_cpu:
+        if job.workload.training.loader_rate is None or on_cpu(job):
             return 0.0
         return self.levels.handing_s_per_byte * loaded_bytes(job)
 
@@ -160,7 +161,7 @@ class Whitebox:
         if loading_s is None:
             return step, Feeding(1, StepUse.even(step.time_s, 0.0, 0.0))
         link = host_link_bytes_per_s(job.cluster)
-        copying_s = 0.0 if job.cluster.device.is_cpu else loaded_bytes(job) / link
+        copying_s = 0.0 if on_cpu(job) else loaded_bytes(job) / link
         waiting_s = max(0.0, loading_s - step.time_s - copying_s)
         together = (job.workload.training.loader_workers or 1) if waiting_s else 1
         copies = StepUse(
@@ -176,10 +177,10 @@ class Whitebox:
     def fit(self, runs: Sequence[Run]) -> Self:
         """Find what processes hold and what goes over a GPU's link; the schedule itself stays as it is."""
         known = [(run, figures) for run in runs if (figures := figures_of(run)) is not None]
-        on_cpu = [(run, figures) for run, figures in known if run.job.cluster.device.is_cpu]
-        if on_cpu:
-            allocated = [self.predictor.predict(run.job)["peak_memory_bytes"].median for run, _ in on_cpu]
-            self.levels = _with_memory(self.levels, on_cpu, allocated)
+        cores = [(run, figures) for run, figures in known if on_cpu(run.job)]
+        if cores:
+            allocated = [self.predictor.predict(run.job)["peak_memory_bytes"].median for run, _ in cores]
+            self.levels = _with_memory(self.levels, cores, allocated)
         self.levels = _with_gpu(
             self.levels,
             [
@@ -204,7 +205,7 @@ def _step_use(forecast: Forecast) -> StepUse:
 
 def period_s(job: Job) -> float:
     """Of the samples of a job's resources."""
-    return CPU_PERIOD_S if job.cluster.device.is_cpu else GPU_PERIOD_S
+    return CPU_PERIOD_S if on_cpu(job) else GPU_PERIOD_S
 
 
 def rank_link_bytes_per_s(job: Job) -> float:
