@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,7 +29,7 @@ def build(batch: int) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*layers), torch.randn(batch, WIDTH)
 
 
-JOB = {
+JOB: dict[str, dict[str, Any]] = {
     "model": {"source": "python", "name": f"{Path(__file__).resolve()}:build"},
     "training": {"global_batch": BATCH, "optimizer": "adamw", "steps": STEPS},
     "cluster": {"device": "cpu", "cores_per_device": 1},

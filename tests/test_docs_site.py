@@ -25,7 +25,12 @@ DOCS = ROOT / "docs"
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "docs_tools" / "reference.py")
+    return tool("reference")
+
+
+def tool(name: str) -> ModuleType:
+    """A module of the folder that makes the documentation."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs_tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -119,3 +124,20 @@ def test_the_page_on_choosing_has_every_predictor() -> None:
     text = (DOCS / "choose.md").read_text(encoding="utf-8").split("## All of them")[1]
     rows = re.findall(r"^\| \[?`(\w+)`", text, re.MULTILINE)
     assert sorted(rows) == sorted(predictors.names())
+
+
+def test_paths_become_links_and_lists_begin_after_an_empty_line() -> None:
+    as_site = tool("site_hooks").as_site
+    assert as_site("see `docs/formats.md`", "a.md") == "see [`docs/formats.md`](formats.md)"
+    assert as_site("see `docs/formats.md`", "b/a.md") == "see [`docs/formats.md`](../formats.md)"
+    assert as_site("[`docs/formats.md`](formats.md)", "a.md") == "[`docs/formats.md`](formats.md)"
+    assert as_site("one of\n- a\n- b", "a.md") == "one of\n\n- a\n- b"
+    assert as_site("1. a\n   more\n   - b\n2. c", "a.md") == "1. a\n   more\n    - b\n2. c"
+    code = "```\ntext `docs/formats.md`\n- a\n```\n\n    text `docs/formats.md`"
+    assert as_site(code, "a.md") == code
+
+
+def test_every_page_that_is_named_is_there(reference: ModuleType) -> None:
+    for page in written():
+        for name in re.findall(r"`docs/([\w/]+\.md)`", (DOCS / page).read_text(encoding="utf-8")):
+            assert (DOCS / name).exists() or name.removeprefix("reference/") in reference.PAGES, (page, name)
