@@ -114,7 +114,7 @@ foretrain.sections = (function () {
     if (!main) return card("How sure", "unknown", "");
     var span = "−" + format.percent(1 - main.low / main.median) + " / +" + format.percent(main.high / main.median - 1);
     var said = evidence ? (evidence.far ? "no measured run is near this job"
-      : evidence.runs + " measured runs are near, median error " + format.percent(evidence.median_error)) : "";
+      : evidence.runs + (evidence.runs === 1 ? " measured run is" : " measured runs are") + " near, median error " + format.percent(evidence.median_error)) : "";
     return card("How sure", span, said, el("p", { class: "dim small-text" }, "80% of measured runs lie within"),
       evidence && evidence.far ? "fair" : "");
   }
