@@ -26,6 +26,7 @@ import numpy as np
 
 from foretrain import predictors
 from foretrain.job import Job
+from foretrain.predictors.driple.resources import resource_figures
 from foretrain.scheduling.sharing.fitting import PairSpeed, fit_manners
 from foretrain.scheduling.sharing.interference import Manners, MeasuredPairs, speed_beside
 from foretrain.scheduling.sharing.use import WAYS, Sharing, Use
@@ -139,8 +140,12 @@ def forecast_uses(rows: list[dict[str, Any]], mode: str, predictor: str) -> dict
     found = {}
     for row in rows:
         if row["what"] == "alone" and row["mode"] == mode:
-            forecast = predictors.get(predictor).predict(Job.read(row["job"], base=Path("data")))
+            job = Job.read(row["job"], base=Path("data"))
+            usual = None if predictor == "driple" else predictor
+            forecast = predictors.get(usual).predict(job)
             use, step_s = Use.of(forecast), forecast.quantities["step_time_s"].median
+            if predictor == "driple":
+                use = dataclasses.replace(use, busy=resource_figures(job)["device_utilization"])
             waits = step_s / (step_s + row.get("wait_s", 0.0))
             found[row["name"]] = dataclasses.replace(use, busy=use.busy * waits)
     return found

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commands import fails
 from foretrain.errors import InputError
 from foretrain.estimate import Estimate
 from foretrain.forecast import Forecast
@@ -201,3 +202,28 @@ def test_pairs_that_do_not_fit_into_memory_are_not_made() -> None:
     found = played(jobs, kinds, "sjf")
     assert found.start_s.tolist()[1] > 0
     assert found.start_s.tolist()[2] == 0
+
+
+def test_driples_figures_tell_how_busy_a_template_keeps_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from foretrain.job import Job
+    from foretrain.predictors import get
+    from foretrain.predictors.driple import resources
+    from foretrain.scheduling.sharing.uses import driple_uses, forecast_uses
+
+    tables = {
+        "model": {"source": "torchvision", "name": "resnet18"},
+        "training": {"global_batch": 8, "image": 32, "classes": 10},
+        "cluster": {"device": "h200"},
+    }
+    templates, roofline = {"small": Job.read(tables)}, get("roofline")
+    monkeypatch.setattr(resources, "resource_figures", lambda job: {"device_utilization": 0.25})
+    by_driple = driple_uses(roofline, templates, "h200")["small"]
+    by_forecast = forecast_uses(roofline, templates, "h200")["small"]
+    assert by_driple.busy == 0.25
+    assert (by_driple.kernel_s, by_driple.memory_bytes) == (by_forecast.kernel_s, by_forecast.memory_bytes)
+
+
+def test_driples_figures_need_templates() -> None:
+    made = ["--generate", "jobs=3,gap=10s,median=1min"]
+    line = fails("schedule", *made, "--cluster", "1x1xv100", "--pairs", "turns", "--uses", "driple")
+    assert "--uses: driple needs --predictor and --templates" in line

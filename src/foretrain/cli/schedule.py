@@ -131,8 +131,10 @@ def schedule(
         ),
     ] = None,
     uses: Annotated[
-        Path | None,
-        typer.Option(help="How kinds of jobs use a GPU: CSV with kind, busy, kernel_s, memory_bytes."),
+        str | None,
+        typer.Option(
+            help="How kinds of jobs use a GPU: CSV with kind, busy, kernel_s, memory_bytes, or driple."
+        ),
     ] = None,
     rules: Annotated[
         Path | None,

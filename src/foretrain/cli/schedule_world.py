@@ -17,18 +17,26 @@ if TYPE_CHECKING:
     from foretrain.scheduling.spot import Spot
     from foretrain.scheduling.study import SpeedSource
 
+DRIPLE = "driple"
+"""In the place of a table of uses: the figures of that predictor."""
 _SPOT = 'such as "nodes=4,mean=6h,away=30min,price=0.35"'
 
 
-def uses_of(file: Path | None, source: SpeedSource, machines: Sequence[Machine]) -> dict[str, Use]:
-    """How kinds of jobs use a device: by a table, else by the templates' forecasts on the first device."""
-    from foretrain.scheduling.sharing.uses import forecast_uses, read_uses
+def uses_of(text: str | None, source: SpeedSource, machines: Sequence[Machine]) -> dict[str, Use]:
+    """How kinds of jobs use a device: by a table, else by the templates' forecasts on the first device, with
+    ``driple`` by its figures."""
+    from foretrain.scheduling.sharing.uses import driple_uses, forecast_uses, read_uses
 
-    if file is not None:
-        return read_uses(file)
+    if text is not None and text != DRIPLE:
+        return read_uses(Path(text))
     if source.predictor is None:
+        if text == DRIPLE:
+            raise InputError(
+                f"--uses: {DRIPLE} needs --predictor and --templates, whose jobs it is asked about"
+            )
         return {}
-    return forecast_uses(*source.predicted(), machines[0].device.partition("@")[0])
+    find = driple_uses if text == DRIPLE else forecast_uses
+    return find(*source.predicted(), machines[0].device.partition("@")[0])
 
 
 def written_by_kind(source: SpeedSource, machines: Sequence[Machine]) -> dict[str, float]:

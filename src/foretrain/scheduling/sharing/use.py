@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from foretrain.forecast import Forecast
 
 
+LEAST_BUSY = 1e-3
+"""A job that is forecast to be less busy counts as this."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
     """How a job uses a device that it has to itself."""
@@ -50,7 +54,7 @@ class Use:
             raise ForetrainError(
                 f"sharing: the forecast has no {missing[0]}, which tells how busy the device is"
             )
-        busy = min(max(found["device_utilization"].median, 1e-3), 1.0)
+        busy = min(max(found["device_utilization"].median, LEAST_BUSY), 1.0)
         busy_s = busy * found["step_time_s"].median
         kernels = found["kernels"].median if "kernels" in found else 0.0
         memory = found["peak_memory_bytes"].median if "peak_memory_bytes" in found else 0.0

@@ -1,8 +1,9 @@
-"""Finds how each kind of job uses a device: in a table, or by forecasts of templates."""
+"""Finds how each kind of job uses a device: in a table, by forecasts of templates, or by Driple's figures."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from foretrain.errors import InputError
 from foretrain.files import read_text
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
-from foretrain.scheduling.sharing.use import Use
+from foretrain.scheduling.sharing.use import LEAST_BUSY, Use
 from foretrain.scheduling.speeds import placed
 
 _COLUMNS = ("kind", "busy", "kernel_s", "memory_bytes")
@@ -36,3 +37,15 @@ def read_uses(path: Path) -> dict[str, Use]:
 def forecast_uses(predictor: Predictor, templates: Mapping[str, Job], device: str) -> dict[str, Use]:
     """Of every template on one GPU of a kind."""
     return {kind: Use.of(predictor.predict(placed(job, device, (1,)))) for kind, job in templates.items()}
+
+
+def driple_uses(predictor: Predictor, templates: Mapping[str, Job], device: str) -> dict[str, Use]:
+    """The same with the busy share that Driple gives, which counts waiting for data."""
+    from foretrain.predictors.driple.resources import resource_figures
+
+    found = {}
+    for kind, job in templates.items():
+        alone = placed(job, device, (1,))
+        busy = min(max(resource_figures(alone)["device_utilization"], LEAST_BUSY), 1.0)
+        found[kind] = dataclasses.replace(Use.of(predictor.predict(alone)), busy=busy)
+    return found
