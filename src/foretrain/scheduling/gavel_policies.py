@@ -6,7 +6,7 @@ No figures of Gavel's own simulator for these are at hand; they follow the paper
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -60,40 +60,9 @@ class MaxSumThroughputForCost(MaxSumThroughput):
         return np.array([1.0 / (price or dearest) for price in prices])
 
 
-class FifoPerf(RoundPolicy):
-    """By arrival; each job is given to its fastest kind of device with room and keeps it."""
+class _Keeping(RoundPolicy):
+    """Jobs keep the kind of device that they were given once; those that wait are given what is left."""
 
-    name = "fifo_perf"
-    whole = True
-    knows_devices = True
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(seed)
-        self._kept: dict[int, str] = {}
-
-    def allot(self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float) -> Column:
-        present = {job.number: job for job in jobs}
-        self._kept = {number: device for number, device in self._kept.items() if number in present}
-        left = dict(devices)
-        for number, device in self._kept.items():
-            left[device] -= present[number].gpus
-        for number in sorted(present.keys() - self._kept.keys()):
-            job = present[number]
-            fitting = [device for device in left if left[device] >= job.gpus and job.rates[device] > 0]
-            if not fitting:
-                break
-            fastest = max(fitting, key=lambda device: job.rates[device])
-            self._kept[number] = fastest
-            left[fastest] -= job.gpus
-        return np.array([[float(self._kept.get(job.number) == device) for device in devices] for job in jobs])
-
-
-class AlloX(RoundPolicy):
-    """Jobs are matched to devices and turns on them so that the sum of completion times is least
-    (Le et al., EuroSys 2020). Larger jobs than of one GPU, which the paper does not have, count as so many
-    times as long and start where enough devices are free."""
-
-    name = "allox_perf"
     whole = True
     knows_devices = True
 
@@ -108,15 +77,48 @@ class AlloX(RoundPolicy):
         for number, device in self._kept.items():
             left[device] -= present[number].gpus
         waiting = [job for job in jobs if job.number not in self._kept]
-        for job, device in self._first_turns(waiting, left, now_s):
-            if left[device] >= job.gpus:
-                self._kept[job.number] = device
-                left[device] -= job.gpus
+        for job, device in self._given(waiting, left, now_s):
+            self._kept[job.number] = device
+            left[device] -= job.gpus
         return np.array([[float(self._kept.get(job.number) == device) for device in devices] for job in jobs])
 
-    def _first_turns(
+    def _given(
         self, waiting: Sequence[Leased], left: Mapping[str, int], now_s: float
-    ) -> list[tuple[Leased, str]]:
+    ) -> Iterator[tuple[Leased, str]]:
+        """Who is given what, one after the other; ``left`` is what the earlier ones leave."""
+        raise NotImplementedError
+
+
+class FifoPerf(_Keeping):
+    """By arrival; each job is given to its fastest kind of device with room and keeps it."""
+
+    name = "fifo_perf"
+
+    def _given(
+        self, waiting: Sequence[Leased], left: Mapping[str, int], now_s: float
+    ) -> Iterator[tuple[Leased, str]]:
+        for job in sorted(waiting, key=lambda job: job.number):
+            fitting = [device for device in left if left[device] >= job.gpus and job.rates[device] > 0]
+            if not fitting:
+                return
+            yield job, max(fitting, key=lambda device: job.rates[device])
+
+
+class AlloX(_Keeping):
+    """Jobs are matched to devices and turns on them so that the sum of completion times is least
+    (Le et al., EuroSys 2020). Larger jobs than of one GPU, which the paper does not have, count as so many
+    times as long and start where enough devices are free."""
+
+    name = "allox_perf"
+
+    def _given(
+        self, waiting: Sequence[Leased], left: Mapping[str, int], now_s: float
+    ) -> Iterator[tuple[Leased, str]]:
+        for job, device in self._first_turns(waiting, left):
+            if left[device] >= job.gpus:
+                yield job, device
+
+    def _first_turns(self, waiting: Sequence[Leased], left: Mapping[str, int]) -> list[tuple[Leased, str]]:
         """The jobs that are matched to the last turn before the end of a free device: the one that runs now.
 
         A job that is k-th from the end on a device delays itself and k - 1 others, so it costs k times its
