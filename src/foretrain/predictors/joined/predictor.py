@@ -65,6 +65,7 @@ class JoinedPredictor(Predictor):
     """
 
     name: ClassVar[str] = "joined"
+    scored_by: ClassVar[tuple[str, ...]] = ("random",)
     quantities: ClassVar[frozenset[str]] = ALL_QUANTITIES
     learns: ClassVar[bool] = True
     settings: ClassVar[type[Any] | None] = Joining
