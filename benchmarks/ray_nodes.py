@@ -1,6 +1,7 @@
 """Measures epochs on a Ray cluster of four nodes on one machine, joined by links whose rate is varied.
 
     python benchmarks/ray_nodes.py --out runs.jsonl [--budget 520] [--cells 20] [--repeats 3] [--quick]
+    python benchmarks/ray_nodes.py --out runs.jsonl --core 0.1 --longest 40 --budget 5400    # on two cores
 
 Each node is a Ray node (``ray start``) of four cores of the machine in a network namespace of its own; its
 link is limited by a token bucket (root, ip and tc; where there are none, nodes are not apart and no link is
@@ -8,6 +9,10 @@ limited). On every node wait actors of one, two and four cores; the workers of a
 spread over as few nodes as hold them at the same number each. Cells (models, workers, cores, links, size of
 the data) are drawn so that values occur alike, and all are measured once before any is measured again, each
 time in another order, one at a time. With ``--quick`` two nodes, few cells and short ones, to see it work.
+
+Where the machine has no sixteen cores, ``--core 0.1`` makes cores of a tenth of a real one: the processes
+of a worker share a quota of the kernel's scheduler, as a container with a limit on its CPUs does. Links are
+slower by as much, and epochs longer.
 """
 
 from __future__ import annotations
@@ -31,14 +36,19 @@ from typing import Any
 
 from foretrain.errors import ForetrainError, InputError
 from foretrain.job import Job
-from foretrain.measure.links import INTERFACE, Fabric, address, check_links, enter, link_rate
+from foretrain.measure.links import INTERFACE, Fabric, address, check_links, enter, link_rate, link_text
 from foretrain.measure.tasks import Protocol, Task
 
 PORT = 6379
 FILE = "ray_nodes_models.py"
 DATA = Path(__file__).resolve().parents[1] / "data"
-LINKS = ("500Mbit", "1Gbit", "2Gbit", "10Gbit")
-PROTOCOL = Protocol(seconds=0.3, min_steps=5, epoch_limit_s=40.0, points=20)
+LINKS_BYTES_PER_S = tuple(map(link_rate, ("500Mbit", "1Gbit", "2Gbit", "10Gbit")))
+"""Of nodes with whole cores."""
+WHOLE = Protocol(seconds=0.3, min_steps=5, epoch_limit_s=40.0, points=20)
+SLOW = Protocol(seconds=1.5, min_steps=4, epoch_limit_s=120.0, points=20)
+QUOTAS = Path("/sys/fs/cgroup/cpu")
+PERIOD_US = 20_000
+"""In which a quota is given out: short beside a step, long beside a tick of the scheduler (4 ms)."""
 LOG = sys.stderr
 
 
@@ -84,13 +94,14 @@ MODELS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """A cell: a model, its workers with their cores, the link of a node, and the size of the data in batches
-    of one worker."""
+    of one worker. A core is ``core`` of a real one."""
 
     name: str
     workers: int
     cores: int
     link: str | None
     batches: int
+    core: float = 1.0
 
     @property
     def nodes(self) -> int:
@@ -104,9 +115,9 @@ class Point:
     def seconds(self) -> float:
         """About how long an epoch lasts."""
         known, each = MODELS[self.name], self.workers // self.nodes
-        step_s = known.step_s / self.cores**0.6
+        step_s = known.step_s / self.cores**0.6 / self.core
         if self.workers > 1:
-            step_s += 0.003 * self.workers
+            step_s += 0.003 * self.workers / self.core
         if self.link is not None:
             step_s += 1.5 * known.megabytes * 1e6 * min(each, 2) / link_rate(self.link)
         return self.batches / self.workers * step_s
@@ -128,16 +139,19 @@ class Point:
         return Job.read(data, base=DATA).to_dict()
 
 
-def points(count: int, seed: int, *, longest_s: float, nodes: int = 4, node_cores: int = 4) -> list[Point]:
+def points(
+    count: int, seed: int, *, longest_s: float, nodes: int = 4, node_cores: int = 4, core: float = 1.0
+) -> list[Point]:
     """``count`` cells of each model in which values occur about alike."""
     drawn, chosen = random.Random(seed), []
+    links = [link_text(core * rate) for rate in LINKS_BYTES_PER_S]
     for name in MODELS:
         every = [
-            Point(name=name, workers=workers, cores=cores, link=link, batches=batches)
+            Point(name=name, workers=workers, cores=cores, link=link, batches=batches, core=core)
             for workers, cores, batches in itertools.product(
                 (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 4), (16, 32, 64, 128, 256, 512)
             )
-            for link in (LINKS if workers > 1 else (None,))
+            for link in (links if workers > 1 else (None,))
         ]
         fitting = [
             point
@@ -168,8 +182,8 @@ def points(count: int, seed: int, *, longest_s: float, nodes: int = 4, node_core
 class Cluster:
     """A head and nodes in the ``with`` block, each node in a namespace of its own where that can be."""
 
-    def __init__(self, nodes: int, cores: int, folder: Path) -> None:
-        self.nodes, self.cores, self._folder = nodes, cores, folder
+    def __init__(self, nodes: int, cores: int, folder: Path, core: float = 1.0) -> None:
+        self.nodes, self.cores, self._folder, self._core = nodes, cores, folder, core
         self.fabric: Fabric | None = None
         self._begun: list[subprocess.Popen[bytes]] = []
         self._undone = contextlib.ExitStack()
@@ -229,7 +243,8 @@ class Cluster:
         mine = {available[(index * self.cores + i) % len(available)] for i in range(self.cores)}
 
         def before() -> None:
-            os.sched_setaffinity(0, mine)
+            if self._core == 1:
+                os.sched_setaffinity(0, mine)
             if self.fabric is not None:
                 enter(self.fabric.namespaces[index])
 
@@ -240,6 +255,8 @@ class Cluster:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
         command += ["--object-store-memory=100000000", *words]
         environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "GLOO_SOCKET_IFNAME": self.interface}
+        if self._core < 1:  # threads that wait by spinning use up the quota of those that work
+            environment["OMP_WAIT_POLICY"] = "PASSIVE"
         self._begun.append(
             subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=before
@@ -267,24 +284,46 @@ def wait(ready: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(0.2)
 
 
-class Worker:
-    """An actor: stays on its cores and takes part in one cell after the other."""
+@contextlib.contextmanager
+def quota(name: str, cores: float) -> Iterator[Path]:
+    """A group of processes that get so much of the machine's cores together, in the ``with`` block."""
+    if not (QUOTAS / "cpu.cfs_quota_us").exists():
+        raise InputError(f"core: there are no quotas of processors in {QUOTAS} (cgroup, version 1)")
+    group = QUOTAS / name
+    group.mkdir(exist_ok=True)
+    try:
+        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(round(cores * PERIOD_US)))
+        yield group
+    finally:
+        for _ in range(100):  # it can go when its processes have gone
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.1)
 
-    def __init__(self, first: int, cores: int) -> None:
+
+class Worker:
+    """An actor: stays on its cores, or within the quota of its group, and takes part in one cell after the
+    other."""
+
+    def __init__(self, first: int, cores: int, group: str | None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(cores)
         available = sorted(os.sched_getaffinity(0))
         self._cores = sorted({available[(first + i) % len(available)] for i in range(cores)})
-        for thread in Path("/proc/self/task").iterdir():
+        for thread in Path("/proc/self/task").iterdir() if group is None else ():
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(int(thread.name), self._cores)
         import torch
 
         import foretrain.measure.models
         import foretrain.measure.worker  # noqa: F401
+        from foretrain.capture.sources.zoo import import_zoo
 
         torch.set_num_threads(cores)
-        with contextlib.suppress(ImportError):
-            import torchvision  # noqa: F401
+        import_zoo("torchvision")
+        if group is not None:
+            (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
 
     def ready(self) -> list[int]:
         return self._cores
@@ -308,7 +347,9 @@ class Worker:
 Actors = dict[tuple[int, int, int], Any]
 
 
-def actors(nodes: int, node_cores: int, sizes: Sequence[int]) -> Actors:
+def actors(
+    nodes: int, node_cores: int, sizes: Sequence[int], core: float, groups: contextlib.ExitStack
+) -> Actors:
     """By node, cores and place among those of their size; each has imported torch."""
     import ray
 
@@ -316,7 +357,11 @@ def actors(nodes: int, node_cores: int, sizes: Sequence[int]) -> Actors:
     for node, cores in itertools.product(range(nodes), sizes):
         for place in range(node_cores // cores):
             needs = {"num_cpus": cores, "resources": {f"node{node}": 0.01}}
-            made[node, cores, place] = remote.options(**needs).remote(place * cores, cores)
+            group = None
+            if core < 1:
+                name = f"foretrain-{os.getpid()}-{node}-{cores}-{place}"
+                group = str(groups.enter_context(quota(name, cores * core)))
+            made[node, cores, place] = remote.options(**needs).remote(place * cores, cores, group)
     pinned = ray.get([actor.ready.remote() for actor in made.values()], timeout=180)
     say(f"{len(made)} actors on cores {dict(zip(made, pinned, strict=True))}")
     return made
@@ -333,8 +378,8 @@ def run(point: Point, cluster: Cluster, made: Actors, folder: Path) -> dict[str,
         job=job,
         base=str(DATA),
         cores=point.cores,
-        timeout_s=60.0,
-        protocol=PROTOCOL,
+        timeout_s=60.0 / point.core,
+        protocol=WHOLE if point.core == 1 else SLOW,
         interface=cluster.interface,
     )
     each, meeting = point.workers // point.nodes, folder / uuid.uuid4().hex
@@ -343,7 +388,7 @@ def run(point: Point, cluster: Cluster, made: Actors, folder: Path) -> dict[str,
         for node in range(point.nodes)
         for place in range(each)
     ]
-    result = json.loads(ray.get(taking_part, timeout=90)[0])
+    result = json.loads(ray.get(taking_part, timeout=90 / point.core)[0])
     meeting.unlink(missing_ok=True)
     how = {
         "backend": "ray",
@@ -354,6 +399,7 @@ def run(point: Point, cluster: Cluster, made: Actors, folder: Path) -> dict[str,
         "machines": 1,
         "ray_nodes": point.nodes,
         "workers_per_node": each,
+        "core": point.core,
     }
     return {"job": job, "measured": result["measured"], "provenance": {**result["provenance"], **how}}
 
@@ -398,13 +444,15 @@ def main() -> int:
     parser.add_argument(
         "--longest", type=float, default=6.0, help="seconds that an epoch may be expected to last"
     )
+    parser.add_argument("--core", type=float, default=1.0, help="what a core is of a real one, at most 1")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--plan", action="store_true", help="print the cells and the time they may take")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     nodes, node_cores = (2, min(4, max(1, (os.cpu_count() or 2) // 2))) if options.quick else (4, 4)
-    cells, longest_s = (1, 0.5) if options.quick else (options.cells, options.longest)
-    chosen = points(cells, options.seed, longest_s=longest_s, nodes=nodes, node_cores=node_cores)
+    cells, longest_s = (1, 0.5 / options.core) if options.quick else (options.cells, options.longest)
+    core = options.core
+    chosen = points(cells, options.seed, longest_s=longest_s, nodes=nodes, node_cores=node_cores, core=core)
     if options.plan:
         for point in chosen:
             print(f"{point.seconds():6.2f} s  {point}")
@@ -414,9 +462,13 @@ def main() -> int:
     folder = options.logs or options.out.parent
     folder.mkdir(parents=True, exist_ok=True)
     failed = 0
-    with Cluster(nodes, node_cores, folder) as cluster, options.out.open("a") as out:
+    with (
+        contextlib.ExitStack() as groups,
+        Cluster(nodes, node_cores, folder, core) as cluster,
+        options.out.open("a") as out,
+    ):
         sizes = sorted({point.cores for point in chosen})
-        made = actors(nodes, node_cores, sizes)
+        made = actors(nodes, node_cores, sizes, core, groups)
         times_s: dict[Point, float] = {}
         cells_in_turn = passes(chosen, options.repeats, options.seed, times_s, options.budget)
         for order, (repeat, point) in enumerate(cells_in_turn):
