@@ -48,8 +48,14 @@ def measure_operators(
     write_atomically(info_file(out), json.dumps(about, indent=1))
     facts = {"device": here, "source": "foretrain measure ops"}
     for group in todo.within(budget_s, _batches(todo.wanted, device)):
-        todo.write(*({**_line(instance, result), **facts} for instance, result in _time(group, device)))
-        _check_context(device, group)
+        try:
+            timed = list(_time(group, device))
+            _check_context(device)
+        except _Poisoned as error:
+            todo.write(*({**_line(instance, str(error)), **facts} for instance in group))
+            names = ", ".join(sorted({instance.name for instance in group}))
+            raise InputError(f"{error} among {names}; start again to go on behind them") from error
+        todo.write(*({**_line(instance, result), **facts} for instance, result in timed))
     return todo.summary
 
 
@@ -75,9 +81,16 @@ def _batches(wanted: Sequence[Instance], device: str) -> Iterable[list[Instance]
     return batch_by_memory(wanted, 0.5 * torch.cuda.get_device_properties(0).total_memory, _BATCH)
 
 
+class _Poisoned(Exception):
+    """A kernel did what ends a CUDA process for good, such as an illegal access."""
+
+
 def _time(group: list[Instance], device: str) -> Iterable[tuple[Instance, Timing | str]]:
     if device == "cuda":
-        return _cuda_timer().time(group)
+        try:
+            return _cuda_timer().time(group)
+        except RuntimeError as error:
+            raise _Poisoned(f"the GPU reported {first_line(error)!r}") from error
     return [(instance, _cpu(instance)) for instance in group]
 
 
@@ -107,16 +120,12 @@ def _line(instance: Instance, result: Timing | str) -> dict[str, Any]:
     return {"key": instance.key, **instance.to_dict(), **outcome}
 
 
-def _check_context(device: str, group: list[Instance]) -> None:
-    """An illegal access poisons a CUDA process for good: stop, so that the next start goes on behind it."""
+def _check_context(device: str) -> None:
     if device == "cuda":
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
-            names = ", ".join(sorted({instance.name for instance in group}))
-            raise InputError(
-                f"the GPU reported {first_line(error)!r} after {names}; start again to go on behind them"
-            ) from error
+            raise _Poisoned(f"the GPU reported {first_line(error)!r}") from error
 
 
 def machine(device: str) -> dict[str, Any]:
