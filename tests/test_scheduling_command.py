@@ -271,7 +271,7 @@ def test_the_operators_options_are_read_and_mistakes_told(tmp_path: Path) -> Non
     ):
         done = run(*arguments)
         assert done.exit_code == 0, done.output
-    for arguments, told in (
+    for wrong, told in (
         (("--pairs", "mps"), "--uses"),
         (("--pairs", "nothing"), "turns"),
         (("--spot", "nodes=1"), "has no mean"),
@@ -282,7 +282,7 @@ def test_the_operators_options_are_read_and_mistakes_told(tmp_path: Path) -> Non
         (("--cluster", "1x8xh100@4g.40gb+4g.40gb"), "8 of 7"),
         (("--cluster", "1x8xv100@1g.5gb"), "MIG"),
     ):
-        refused = run(*arguments)
+        refused = run(*wrong)
         assert refused.exit_code != 0
         assert told in refused.output, refused.output
     sliced = run("--policy", "fifo", "--cluster", "1x8xh100@3g.40gb+4g.40gb,1x8xh100", "--json")

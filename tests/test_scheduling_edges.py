@@ -2,6 +2,7 @@
 
 import gzip
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,7 @@ def test_a_job_that_the_cluster_can_never_run_is_refused_and_counted() -> None:
         runnable(Trace(name="t", format="own", jobs=jobs[1:]), Scenario(policy="fifo", machines=FOUR))
 
 
+PAIRS = MannersOfKinds({"": Manners(needs=0.5, bears=0.5)})
 SET = {
     "sharing": {"settings": Settings(sharing=True)},
     "placement": {"placement": "spread"},
@@ -195,8 +197,9 @@ SET = {
     "rounds": {"rounds_s": 60.0},
     "estimates": {"beliefs": "history"},
     "migrate": {"settings": Settings(migrate=True)},
+    "mixed_gangs": {"settings": Settings(mixed_gangs=True)},
     "truth": {"residuals": Path("x.json"), "truth_of": "y"},
-    "pairs": {"settings": Settings(pairs=MannersOfKinds({"": Manners(needs=0.5, bears=0.5)}))},
+    "pairs": {"settings": Settings(pairs=PAIRS)},
     "quotas": {"settings": Settings(rules=Rules(queues={"": Queue(gpus=2)}))},
     "cohorts": {"settings": Settings(rules=Rules(queues={"": Queue(cohort="all")}))},
     "shares": {"settings": Settings(rules=Rules(queues={"": Queue(shares=2.0)}))},
@@ -215,6 +218,8 @@ SET = {
 @pytest.mark.parametrize("policy", [*policies.names(), *ROUND_POLICIES])
 def test_an_option_is_honoured_or_refused_by_name(policy: str, option: str) -> None:
     scenario = Scenario(policy=policy, **{"machines": FOUR, **SET[option]})  # type: ignore[arg-type,dict-item]
+    if policy in ROUND_POLICIES and ROUND_POLICIES[policy].packs:  # which needs them
+        scenario = replace(scenario, settings=replace(scenario.settings, pairs=PAIRS))
     if policy in CANNOT[option]:
         with pytest.raises(InputError, match=f"^{option}: policy {policy} cannot honour it; "):
             scenario.check()

@@ -11,7 +11,14 @@ from foretrain.cli import app
 from foretrain.errors import InputError
 from foretrain.scheduling import Machine, Simulation, Trace, TraceJob, policies
 from foretrain.scheduling.correlation import Shares, share_within, user_share
-from foretrain.scheduling.estimates import History, Inverse, LogNormal, Requested, ResidualEstimates
+from foretrain.scheduling.estimates import (
+    Estimates,
+    History,
+    Inverse,
+    LogNormal,
+    Requested,
+    ResidualEstimates,
+)
 from foretrain.scheduling.study import Scenario
 from foretrain.scheduling.workload import TraceGenerator, redrawn
 
@@ -143,3 +150,29 @@ def test_predictors_are_compared_with_confidence_over_workloads(tmp_path: Path) 
         app, ["schedule", str(trace), "--cluster", "1x4xv100", "--compare-predictors"]
     )
     assert (refused.exit_code, "needs --residuals" in refused.output) == (2, True)
+
+
+@pytest.mark.parametrize("policy", ["backfill", "conservative", "multifactor"])
+def test_jobs_that_outlive_their_estimates_do_not_count_as_about_to_end_for_ever(policy: str) -> None:
+    """Or else narrow jobs go ahead of a wide one again and again, on GPUs that two late jobs would free."""
+    jobs = [
+        TraceJob(name=name, arrival_s=arrival, duration_s=duration, gpus=gpus)
+        for name, arrival, duration, gpus in (
+            ("late", 0, 1000, 6), ("later", 0, 2000, 6), ("wide", 1, 50, 10), ("narrow", 100, 5000, 4),
+        )
+    ]  # fmt: skip
+    estimates = Believed({"late": 10, "later": 90, "wide": 50, "narrow": 5000})
+    machines = [Machine(device="v100", gpus=16)]
+    result = Simulation(jobs, machines, policies.get(policy), estimates=estimates).run()
+    assert result.start_s.tolist()[2] == 1000, "when the first of the late jobs ends"
+
+
+class Believed(Estimates):
+    """As said."""
+
+    def __init__(self, times_s: dict[str, float]) -> None:
+        self._times_s = times_s
+
+    def factor(self, job: TraceJob, number: int) -> float:
+        assert job.duration_s is not None
+        return self._times_s[job.name] / job.duration_s

@@ -1,5 +1,6 @@
 """Whatever the policy and the options: no GPU twice, no job lost, all work done, no job where it does not fit."""
 
+import dataclasses
 import itertools
 import os
 
@@ -10,14 +11,17 @@ from hypothesis import strategies as st
 from foretrain.errors import InputError
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job
-from foretrain.scheduling import Machine, Result, Settings, Simulation, TraceJob, policies
+from foretrain.scheduling import Machine, Result, Settings, Simulation, Trace, TraceJob, policies
+from foretrain.scheduling.admission import runnable
 from foretrain.scheduling.estimates import LogNormal
 from foretrain.scheduling.failures import FailureModel
 from foretrain.scheduling.fitting import FittingSpeeds
 from foretrain.scheduling.placement import PLACEMENTS, placement
 from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
 from foretrain.scheduling.rounds import Rounds
+from foretrain.scheduling.sharing.interference import Manners, MannersOfKinds
 from foretrain.scheduling.speeds import PredictedSpeeds, TraceSpeeds
+from foretrain.scheduling.study import Scenario
 
 GIB = 2.0**30
 EXAMPLES = int(os.environ.get("FORETRAIN_EXAMPLES", "8"))
@@ -63,16 +67,19 @@ def made(table: list[tuple[int, int, int, float | None, bool]]) -> list[TraceJob
     ]
 
 
-def holds(result: Result, jobs: list[TraceJob], *, fails: bool, rate_known: bool) -> None:
+def holds(
+    result: Result, jobs: list[TraceJob], *, fails: bool, rate_known: bool, mixed: bool = False
+) -> None:
     assert (result.finish_s >= result.arrival_s).all(), "no job is lost"
     held: dict[tuple[int, int], list[tuple[float, float, int]]] = {}
     for each in result.segments:
         for place in each.allocation.places():
             held.setdefault(place, []).append((each.start_s, each.end_s, each.allocation.share))
         job = jobs[each.job]
-        device = MACHINES[each.allocation.parts[0][0]].device
-        assert len({MACHINES[node].device for node, _ in each.allocation.parts}) == 1
-        assert (job.memory_bytes or 0) <= (80 if device.startswith("a100") else 16) * 1.1 * GIB, "it fits"
+        devices = {MACHINES[node].device for node, _ in each.allocation.parts}
+        assert mixed or len(devices) == 1
+        for device in devices:
+            assert (job.memory_bytes or 0) <= (80 if device.startswith("a100") else 16) * 1.1 * GIB, "it fits"
     for stretches in held.values():
         moments = sorted({start for start, _, _ in stretches})
         for moment in moments:
@@ -82,8 +89,8 @@ def holds(result: Result, jobs: list[TraceJob], *, fails: bool, rate_known: bool
         return
     done = [0.0] * len(jobs)
     for each in result.segments:
-        device = MACHINES[each.allocation.parts[0][0]].device
-        rate = SPEEDS.rate(jobs[each.job], device, each.allocation.shape)
+        devices = {MACHINES[node].device for node, _ in each.allocation.parts}
+        rate = min(SPEEDS.rate(jobs[each.job], device, each.allocation.shape) for device in devices)
         done[each.job] += (each.end_s - each.start_s) * rate
     assert done == pytest.approx([job.duration_s for job in jobs]), "all work is done, none twice"
 
@@ -102,6 +109,7 @@ def holds(result: Result, jobs: list[TraceJob], *, fails: bool, rate_known: bool
     costly=st.booleans(),
     shares=st.booleans(),
     moves=st.booleans(),
+    mixes=st.booleans(),
     error=st.sampled_from([0.0, 0.5]),
 )
 def test_invariants_of_every_policy_and_option(
@@ -112,6 +120,7 @@ def test_invariants_of_every_policy_and_option(
     costly: bool,
     shares: bool,
     moves: bool,
+    mixes: bool,
     error: float,
 ) -> None:
     jobs = made(table)
@@ -124,6 +133,7 @@ def test_invariants_of_every_policy_and_option(
         checkpoint_every_s=20.0,
         sharing=shares and policy in SHARE,
         migrate=moves and policy in MIGRATE,
+        mixed_gangs=mixes and policy in SHARE,
         failures=failures,
     )
     result = Simulation(
@@ -135,7 +145,7 @@ def test_invariants_of_every_policy_and_option(
         estimates=LogNormal(error, 1),
         settings=around,
     ).run()
-    holds(result, jobs, fails=fails or costly, rate_known=True)
+    holds(result, jobs, fails=fails or costly, rate_known=True, mixed=mixes)
 
 
 @pytest.mark.parametrize("policy", ROUND_POLICIES)
@@ -145,8 +155,9 @@ def test_invariants_of_every_policy_and_option(
 @given(table=rows)
 def test_invariants_in_rounds(policy: str, table: list[tuple[int, int, int, float | None, bool]]) -> None:
     jobs = [job for job in made(table) if job.gpus <= 4] or made([(0, 10, 1, None, False)])
-    result = Rounds(jobs, MACHINES, round_policy(policy), SPEEDS).run()
-    holds(result, jobs, fails=False, rate_known=True)
+    pairs = MannersOfKinds({"k0": Manners(needs=0.5, bears=0.5)}, Manners(needs=0.6, bears=0.6))
+    result = Rounds(jobs, MACHINES, round_policy(policy), SPEEDS, pairs=pairs).run()
+    holds(result, jobs, fails=False, rate_known=not ROUND_POLICIES[policy].packs)
 
 
 def test_a_job_is_kept_off_devices_it_does_not_go_into_by_the_forecast() -> None:
@@ -203,3 +214,40 @@ def test_a_job_moves_to_faster_devices_that_nobody_wants() -> None:
         assert ("migrated" in reasons) is migrate, policy
     assert all(ends[True, policy] < ends[False, policy] for policy in MIGRATE)
     assert ends[True, "fifo"] == 50 + 5 + 150 / 2
+
+
+@pytest.mark.parametrize("policy", SHARE)
+def test_a_gang_over_mixed_devices_goes_at_the_pace_of_the_slowest(policy: str) -> None:
+    machines = [Machine(device="v100-sxm-16gb", gpus=4), Machine(device="a100-sxm-80gb", gpus=4)]
+    mixed = Settings(mixed_gangs=True)
+
+    def run(jobs: list[TraceJob], settings: Settings) -> Result:
+        return Simulation(jobs, machines, policies.get(policy), speeds=SPEEDS, settings=settings).run()
+
+    wide = TraceJob(name="wide", arrival_s=0, duration_s=100.0, gpus=6)
+    with pytest.raises(InputError, match="needs 6 GPUs of one kind and the cluster has 4"):
+        run([wide], Settings())
+    result = run([wide], mixed)
+    assert result.finish_s.tolist() == [100.0], "as on V100s"
+    assert sorted(mask.bit_count() for _, mask in result.segments[0].allocation.parts) == [2, 4]
+    with pytest.raises(InputError, match="needs 6 GPUs"):
+        run([dataclasses.replace(wide, memory_bytes=40 * GIB)], mixed)
+    narrow = TraceJob(name="narrow", arrival_s=0, duration_s=100.0, gpus=4)
+    assert run([narrow], mixed).finish_s.tolist() == [50.0], "one kind where it has enough"
+
+
+@pytest.mark.parametrize("policy", ["srtf", "backfill", "kueue", "max_min_fairness"])
+def test_mixed_gangs_are_refused_by_policies_that_count_each_kind_by_itself(policy: str) -> None:
+    with pytest.raises(InputError, match=f"mixed_gangs: policy {policy} cannot honour it"):
+        Scenario(policy=policy, machines=MACHINES, settings=Settings(mixed_gangs=True)).check()
+
+
+def test_jobs_that_only_a_mixed_gang_can_run_are_let_in() -> None:
+    wide = TraceJob(name="wide", arrival_s=0, duration_s=100.0, gpus=10)
+    trace = Trace(name="t", format="made", jobs=[wide, dataclasses.replace(wide, name="n", gpus=1)])
+    alone, mixed = (
+        Scenario(policy="fifo", machines=MACHINES, settings=Settings(mixed_gangs=mixes))
+        for mixes in (False, True)
+    )
+    assert [job.name for job in runnable(trace, alone).jobs] == ["n"]
+    assert len(mixed.run(runnable(trace, mixed)).jobs) == 2

@@ -6,12 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretrain.scheduling import Machine, TraceJob, metrics, programmes
+from foretrain.errors import InputError
+from foretrain.scheduling import Machine, Settings, TraceJob, metrics, programmes
 from foretrain.scheduling.clusters import read_machines
 from foretrain.scheduling.gavel_policies import GAVEL_POLICIES
 from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
 from foretrain.scheduling.rounds import Leased, Rounds
+from foretrain.scheduling.sharing.interference import Alone, Interference, MannersOfKinds
 from foretrain.scheduling.speeds import ThroughputTable, TraceSpeeds
+from foretrain.scheduling.study import Scenario
 from foretrain.scheduling.traces import read_trace
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
@@ -151,3 +154,45 @@ def test_the_greatest_throughput_goes_to_who_makes_most_of_it() -> None:
         for segment in list(result.segments)[:2]
     }
     assert first == {0: "v100", 1: "k80"}
+
+
+def test_water_filling_gives_on_what_the_worst_off_cannot_use() -> None:
+    jobs = [
+        leased(0, a=1.0, b=0.0),
+        leased(1, a=1.0, b=0.0),
+        leased(2, a=1.0, b=1.0),
+        leased(3, a=0.0, b=1.0),
+    ]
+    shares = round_policy("max_min_fairness_water_filling_perf").allot(jobs, {"a": 1, "b": 2}, 0.0)
+    rates = np.array([[job.rates["a"], job.rates["b"]] for job in jobs])
+    assert (rates * shares).sum(axis=1) == pytest.approx([0.5, 0.5, 1.0, 1.0], abs=1e-6)
+
+
+PACKED = [name for name, policy in ROUND_POLICIES.items() if policy.packs]
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_two_jobs_that_bear_each_other_share_a_device(name: str) -> None:
+    table = ThroughputTable({("v100-sxm-16gb", kind, 1): 1.0 for kind in ("light", "easy")})
+    machines = [Machine(device="v100-sxm-16gb", gpus=1)]
+
+    def ends(pairs: Interference, memory: float = 4e9) -> list[float]:
+        jobs = [
+            TraceJob(name=kind, arrival_s=0.0, steps=720.0, gpus=1, kind=kind, memory_bytes=memory)
+            for kind in ("light", "easy")
+        ]
+        return sorted(Rounds(jobs, machines, round_policy(name), table, pairs=pairs).run().finish_s.tolist())
+
+    assert ends(Alone()) == [720.0, 720.0], "both as fast as alone"
+    assert ends(Alone(), memory=12e9)[1] == 1440.0, "two do not go into the memory"
+    assert ends(MannersOfKinds({}))[1] == 1440.0, "half of its speed for each gains nothing"
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_policies_need_pairs_and_others_refuse_them(name: str) -> None:
+    machines, pairs = [Machine(device="v100", gpus=1)], Settings(pairs=Alone())
+    with pytest.raises(InputError, match=f"pairs: policy {name} needs them"):
+        Scenario(policy=name, machines=machines).check()
+    Scenario(policy=name, machines=machines, settings=pairs).check()
+    with pytest.raises(InputError, match="pairs: policy max_min_fairness_perf cannot honour it"):
+        Scenario(policy="max_min_fairness_perf", machines=machines, settings=pairs).check()

@@ -118,6 +118,9 @@ def schedule(
     migrate: Annotated[
         bool, typer.Option("--migrate", help="Running jobs move to faster devices while none waits.")
     ] = False,
+    mixed_gangs: Annotated[
+        bool, typer.Option("--mixed-gangs", help="Jobs may run on several kinds of devices at once.")
+    ] = False,
     memory_risk: Annotated[
         float, typer.Option(help="Chance of running out of memory that is taken (with --predictor).")
     ] = 0.05,
@@ -222,7 +225,7 @@ def schedule(
         world={"pairs": pairs, "uses": uses, "rules": rules, "spot": spot, "written": by_forecast},
         settings={
             "checkpoint_s": _seconds("checkpoint", checkpoint), "restart_s": _seconds("restart", restart),
-            "sharing": sharing, "migrate": migrate,
+            "sharing": sharing, "migrate": migrate, "mixed_gangs": mixed_gangs,
             "checkpoint_every_s": _seconds("checkpoint-every", checkpoint_every),
             "failures": _failures(job_mtbf, node_mtbf, repair, outages),
         },
@@ -341,7 +344,7 @@ def _check(scenario: Scenario) -> None:
         scenario.policy in ROUND_POLICIES or scenario.policy in policies.names() or ".py:" in scenario.policy
     ):
         known = dict.fromkeys((*policies.names(), *ROUND_POLICIES))
-        raise unknown("policy", scenario.policy, known, "a class as file.py:Class or one of")
+        raise unknown("policy", scenario.policy, known, "a class as file.py:Class or one of", most=len(known))
     if scenario.policy not in ROUND_POLICIES:
         policies.get(scenario.policy)
     placement(scenario.placement)

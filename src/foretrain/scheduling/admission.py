@@ -30,8 +30,9 @@ def runnable(trace: Trace, scenario: Scenario) -> Trace:
     for job in trace.jobs:
         key = (job.device, job.kind, job.gpus, job.fewest, job.partition, job.group, job.memory_bytes)
         if key not in reasons:
+            mixed = scenario.settings.mixed_gangs
             reasons[key] = _why_not(
-                job, scenario.machines, speeds, in_rounds=scenario.in_rounds
+                job, scenario.machines, speeds, in_rounds=scenario.in_rounds, mixed=mixed
             ) or _why_never_allowed(job, scenario.settings.rules, scenario.policy)
         reason = reasons[key]
         if reason is None:
@@ -47,7 +48,9 @@ def runnable(trace: Trace, scenario: Scenario) -> Trace:
     return dataclasses.replace(trace, jobs=kept, refused=refused)
 
 
-def _why_not(job: TraceJob, machines: Sequence[Machine], speeds: Speeds, *, in_rounds: bool) -> str | None:
+def _why_not(
+    job: TraceJob, machines: Sequence[Machine], speeds: Speeds, *, in_rounds: bool, mixed: bool
+) -> str | None:
     """Why a cluster can never run a job; None where it can."""
     sizes: dict[str, int] = {}
     in_node: dict[str, int] = {}
@@ -63,12 +66,16 @@ def _why_not(job: TraceJob, machines: Sequence[Machine], speeds: Speeds, *, in_r
     allowed = {device: size for device, size in sizes.items() if job.device in (None, device)}
     if not allowed:
         return f"asks for {job.device}, which the cluster has not"
+    if mixed:
+        rates = {device: speeds.rate(job, device, packed(job.gpus, in_node[device])) for device in allowed}
+        if sum(size for device, size in allowed.items() if rates[device] > 0) >= job.gpus:
+            return None
     fewest = job.gpus if in_rounds else job.fewest
     large = [device for device, size in allowed.items() if size >= fewest]
     if not large:
         return f"needs more than the {max(allowed.values()):,} GPUs of one kind that the cluster has"
-    rates = [speeds.rate(job, device, packed(job.gpus, in_node[device])) for device in large]
-    return None if max(rates) > 0 else speeds.why_not(job, large)
+    best = max(speeds.rate(job, device, packed(job.gpus, in_node[device])) for device in large)
+    return None if best > 0 else speeds.why_not(job, large)
 
 
 def _why_never_allowed(job: TraceJob, rules: Rules, policy: str) -> str | None:

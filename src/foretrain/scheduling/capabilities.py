@@ -8,6 +8,7 @@ from foretrain.errors import InputError
 from foretrain.scheduling.round_policies import ROUND_POLICIES
 
 ROUND_NAMES = tuple(ROUND_POLICIES)
+_ALONE = tuple(name for name, policy in ROUND_POLICIES.items() if not policy.packs)
 _WHOLE_GPUS = "it counts whole GPUs only"
 _IN_ROUNDS = "it leases devices in rounds, as Gavel's simulator does, "
 
@@ -30,7 +31,7 @@ CANNOT: Mapping[str, Mapping[str, str]] = {
     },
     "pairs": {
         **dict.fromkeys(_EVENT_DRIVEN_WHOLE, _WHOLE_GPUS),
-        **dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "each of which a job has to itself"),
+        **dict.fromkeys(_ALONE, _IN_ROUNDS + "each of which a job has to itself"),
     },
     "quotas": dict.fromkeys(_all_but("multifactor", "kueue"), _NO_QUOTAS),
     "cohorts": dict.fromkeys(_all_but("kueue"), "its groups do not lend each other GPUs; those of kueue do"),
@@ -42,6 +43,9 @@ CANNOT: Mapping[str, Mapping[str, str]] = {
     "migrate": dict.fromkeys(
         _all_but("fifo", "sjf", "srtf", "oracle", "backfill", "tiresias", "conservative", "themis"),
         "it decides itself where jobs run",
+    ),
+    "mixed_gangs": dict.fromkeys(
+        _all_but("fifo", "sjf", "qssf", "edf", "lucid"), "it counts the GPUs of each kind by themselves"
     ),
     "limits": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and ends none before it is done"),
     "partitions": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "wherever they are"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
+from foretrain.scheduling.machines import FULL
 from foretrain.scheduling.result import Result
 
 BUSY_SHARE = 0.52
@@ -50,8 +51,9 @@ def energy(result: Result, *, busy_share: float = BUSY_SHARE) -> Energy | None:
         held_s = dict.fromkeys(tdp, float(result.segments.held_gpu_s(len(result.jobs)).sum()))
     else:
         for segment in result.segments:
-            device = result.machines[segment.allocation.parts[0][0]].device
-            held_s[device] += (segment.end_s - segment.start_s) * segment.allocation.gpus
+            for node, mask in segment.allocation.parts:
+                part = mask.bit_count() * segment.allocation.share / FULL
+                held_s[result.machines[node].device] += (segment.end_s - segment.start_s) * part
     all_s: dict[str, float] = dict.fromkeys(tdp, 0.0)
     for machine in result.machines:
         all_s[machine.device] += machine.gpus * span_s

@@ -13,6 +13,7 @@ import numpy as np
 from foretrain.cluster import Cluster
 from foretrain.errors import ForetrainError, InputError
 from foretrain.scheduling.result import Column
+from foretrain.scheduling.round_figures import counts_of, gpus_of, rates_of
 from foretrain.scheduling.rounds import Leased, RoundPolicy
 
 _FAR = 1e18
@@ -25,9 +26,9 @@ class Isolated(RoundPolicy):
     name = "isolated"
 
     def allot(self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float) -> Column:
-        gpus, counts = _gpus(jobs), np.array([float(count) for count in devices.values()])
+        gpus, counts = gpus_of(jobs), counts_of(devices)
         shares: Column = counts[None, :] / len(jobs) / gpus[:, None]
-        shares = np.where(_rates(jobs, devices) > 0, shares, 0.0)
+        shares = np.where(rates_of(jobs, devices) > 0, shares, 0.0)
         bounded: Column = shares / np.maximum(shares.sum(axis=1), 1.0)[:, None]
         return bounded
 
@@ -39,9 +40,9 @@ class MaxSumThroughput(RoundPolicy):
     knows_devices = True
 
     def allot(self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float) -> Column:
-        rates = _rates(jobs, devices)
+        rates = rates_of(jobs, devices)
         worth = rates / np.maximum(rates.max(axis=1), 1e-12)[:, None] * self.value(list(devices))[None, :]
-        return _greatest(worth, _gpus(jobs), np.array([float(count) for count in devices.values()]))
+        return _greatest(worth, gpus_of(jobs), counts_of(devices))
 
     def value(self, devices: Sequence[str]) -> Column:
         """What throughput on a device counts for."""
@@ -170,14 +171,6 @@ def _price(device: str) -> float | None:
         return Cluster.read({"device": device, "devices_per_node": 1}).price_per_hour
     except InputError:
         return None
-
-
-def _rates(jobs: Sequence[Leased], devices: Mapping[str, int]) -> Column:
-    return np.array([[job.rates[device] for device in devices] for job in jobs])
-
-
-def _gpus(jobs: Sequence[Leased]) -> Column:
-    return np.array([float(job.gpus) for job in jobs])
 
 
 GAVEL_POLICIES = (Isolated, MaxSumThroughput, MaxSumThroughputForCost, FifoPerf, AlloX)

@@ -24,6 +24,15 @@ Event = tuple[float, int, int, Any, int]
 """Time, kind, serial number, what it is about, and the version of that for which it holds."""
 
 
+_ROOM = 1024
+"""Events below which none is thrown out."""
+
+
+def _holds(event: Event) -> bool:
+    """Whether what an event is about is still of the version for which it was set."""
+    return bool(getattr(event[3], "version", event[4]) == event[4])
+
+
 class Events:
     """A heap of events to come."""
 
@@ -31,12 +40,20 @@ class Events:
         self.heap: list[Event] = []
         """For loops that look at the next event again and again; only ``push`` and ``pop`` change it."""
         self._serial = itertools.count()
+        self._most = _ROOM
 
     def push(self, time_s: float, kind: int, about: Any, version: int = 0) -> None:
         heapq.heappush(self.heap, (time_s, kind, next(self._serial), about, version))
 
     def pop(self) -> Event:
         return heapq.heappop(self.heap)
+
+    def prune(self) -> None:
+        """Once there are twice as many as there were, throw out those that do not hold any more."""
+        if len(self.heap) > self._most:
+            self.heap[:] = filter(_holds, self.heap)
+            heapq.heapify(self.heap)
+            self._most = max(_ROOM, 2 * len(self.heap))
 
     @property
     def next_s(self) -> float | None:

@@ -21,7 +21,8 @@ def log_rows(result: Result) -> Iterator[tuple[str, str, str, float, float, str,
     for segment in result.segments:
         job, parts = result.jobs[segment.job], segment.allocation.parts
         places = " ".join(f"{node}:{gpu}" for node, gpu in segment.allocation.places())
-        times, device = (segment.start_s, segment.end_s), result.machines[parts[0][0]].device
+        times = (segment.start_s, segment.end_s)
+        device = "+".join(dict.fromkeys(result.machines[node].device for node, _ in parts))
         gpus = segment.allocation.gpus
         yield result.policy, job.name, job.group, *times, segment.reason, device, gpus, places
 

@@ -12,6 +12,8 @@ from foretrain.errors import ForetrainError, InputError
 
 FULL = 1000
 """Shares of a GPU are counted in thousandths."""
+MIXED = -1
+"""In place of a pool: GPUs of several."""
 
 
 class DoubleAllocation(ForetrainError):
@@ -83,7 +85,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 class Pool:
-    """All nodes of a partition with one kind of device; a gang never spans two pools.
+    """All nodes of a partition with one kind of device; a gang spans two pools only where that is asked for.
 
     ``by_free[n]`` is the set of nodes, as bits, with n free GPUs, so that placements find a node without a
     search.
@@ -117,7 +119,8 @@ class Machines:
             nodes.setdefault((machine.device, machine.partition), []).append(node)
         places = {key: number for number, key in enumerate(nodes)}
         self.pools = [Pool(places[key], key[0], of, machines) for key, of in nodes.items()]
-        self._pool_of = [places[machine.device, machine.partition] for machine in machines]
+        self._pool_at = [self.pools[places[machine.device, machine.partition]] for machine in machines]
+        self._bit = [1 << node for node in range(len(machines))]
         self._rack = [machine.rack for machine in machines]
         self._full = [(1 << machine.gpus) - 1 for machine in machines]
         self._free = [0] * len(machines)
@@ -139,7 +142,7 @@ class Machines:
         return sum(machine.gpus for node, machine in enumerate(self.machines) if not self._down[node])
 
     def pool_of(self, node: int) -> Pool:
-        return self.pools[self._pool_of[node]]
+        return self._pool_at[node]
 
     def is_up(self, node: int) -> bool:
         return not self._down[node]
@@ -194,25 +197,27 @@ class Machines:
         return None
 
     def _set_free(self, node: int, mask: int) -> None:
-        pool, before, after = self.pools[self._pool_of[node]], self._free[node].bit_count(), mask.bit_count()
-        bit, by_free = 1 << node, pool.by_free
-        by_free[before] &= ~bit
-        by_free[after] |= bit
+        pool, free = self._pool_at[node], self._free
+        before, after = free[node].bit_count(), mask.bit_count()
+        bit, by_free = self._bit[node], pool.by_free
+        by_free[before] ^= bit
+        by_free[after] ^= bit
         pool.free += after - before
         pool.rack_free[self._rack[node]] += after - before
-        self._free[node] = mask
+        free[node] = mask
 
     # Nodes that fail and come back; whoever held their GPUs gives them back before, or while they are down
 
     def take_down(self, node: int) -> None:
         self._set_free(node, 0)
-        self.pool_of(node).by_free[0] &= ~(1 << node)
+        self.pool_of(node).by_free[0] &= ~self._bit[node]
         self._down[node] = True
         for place in [place for place in self._shared if place[0] == node]:
             del self._shared[place]
 
     def bring_up(self, node: int) -> None:
         self._down[node] = False
+        self.pool_of(node).by_free[0] |= self._bit[node]
         self._set_free(node, self._full[node])
 
     # Shares of a GPU
@@ -222,7 +227,7 @@ class Machines:
         fitting = [
             (rest, place)
             for place, rest in self._shared.items()
-            if rest >= share and self._pool_of[place[0]] == pool
+            if rest >= share and self._pool_at[place[0]].number == pool
         ]
         return min(fitting)[1] if fitting else None
 

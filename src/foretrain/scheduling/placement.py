@@ -100,6 +100,10 @@ def pack(pool: Pool, gpus: int, among: int = -1) -> Counts:
     """The fullest node that suffices; else the emptiest nodes, and the fullest that suffices for the rest."""
     counts: Counts = []
     by_free, most = pool.by_free, len(pool.by_free) - 1
+    if among == -1 and gpus <= most:
+        for nodes in by_free[gpus:]:
+            if nodes:
+                return [(_first(nodes), gpus)]
     while True:
         for free in range(gpus, most + 1):
             if nodes := by_free[free] & among:

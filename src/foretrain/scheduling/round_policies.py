@@ -9,8 +9,10 @@ import numpy as np
 
 from foretrain.errors import unknown
 from foretrain.scheduling.gavel_policies import GAVEL_POLICIES
+from foretrain.scheduling.packed_policies import PACKED_POLICIES
 from foretrain.scheduling.programmes import fairest, least_worst_ratio, soonest
 from foretrain.scheduling.result import Column
+from foretrain.scheduling.round_figures import TimesAlone, counts_of, fair_worth, gpus_of, own_part, rates_of
 from foretrain.scheduling.rounds import Leased, RoundPolicy
 
 _REFERENCE = "v100"
@@ -75,13 +77,11 @@ class MaxMinFairness(RoundPolicy):
     name = "max_min_fairness"
 
     def allot(self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float) -> Column:
-        rates, gpus, counts = _rates(jobs, devices), _gpus(jobs), _counts(devices)
+        rates, gpus, counts = rates_of(jobs, devices), gpus_of(jobs), counts_of(devices)
         if not self.knows_devices:
             rates = np.ones_like(rates)
-        weights = np.array([job.spec.weight for job in jobs])
-        part = counts / len(jobs)
-        even = (rates * (part / part.sum())).sum(axis=1)
-        return fairest(rates * ((1 / weights) * (1 / even))[:, None] * gpus[:, None], gpus, counts)
+        worth = fair_worth(jobs, rates, counts)
+        return fairest(rates * worth[:, None] * gpus[:, None], gpus, counts)
 
 
 class MaxMinFairnessPerf(MaxMinFairness):
@@ -98,29 +98,17 @@ class FinishTimeFairness(RoundPolicy):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
-        self._alone_s: dict[int, float] = {}
-        """Time that what a job has done would have taken on its own part."""
-        self._before: dict[int, tuple[float, float]] = {}
+        self._alone = TimesAlone()
 
     def allot(self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float) -> Column:
-        rates, gpus, counts = _rates(jobs, devices), _gpus(jobs), _counts(devices)
+        rates, gpus, counts = rates_of(jobs, devices), gpus_of(jobs), counts_of(devices)
         if not self.knows_devices:
             column = list(devices).index(_REFERENCE) if _REFERENCE in devices else int(counts.argmax())
             rates = _as_on(rates, column)
         left = np.array([job.left for job in jobs])
         since_s = np.array([now_s - job.spec.arrival_s for job in jobs])
-        alone_s = self._time_alone(jobs, left, (rates * _own_part(gpus, counts)).sum(axis=1))
+        alone_s = self._alone.of(jobs, left, (rates * own_part(gpus, counts)).sum(axis=1))
         return least_worst_ratio(rates, left, since_s, alone_s, gpus, counts)
-
-    def _time_alone(self, jobs: Sequence[Leased], left: Column, alone: Column) -> Column:
-        before = self._before
-        self._before = {}
-        for job, now_left, rate in zip(jobs, left.tolist(), alone.tolist(), strict=True):
-            before_left, before_rate = before.get(job.number, (now_left, 1.0))
-            passed_s = (before_left - now_left) / before_rate
-            self._alone_s[job.number] = self._alone_s.get(job.number, 0.0) + passed_s
-            self._before[job.number] = (now_left, rate)
-        return np.array([self._alone_s[job.number] for job in jobs]) + left / alone
 
 
 class FinishTimeFairnessPerf(FinishTimeFairness):
@@ -136,7 +124,7 @@ class MinTotalDuration(RoundPolicy):
     name = "min_total_duration"
 
     def allot(self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float) -> Column:
-        rates, gpus, counts = _rates(jobs, devices), _gpus(jobs), _counts(devices)
+        rates, gpus, counts = rates_of(jobs, devices), gpus_of(jobs), counts_of(devices)
         if not self.knows_devices and _REFERENCE in devices:
             rates = _as_on(rates, list(devices).index(_REFERENCE))
         return soonest(rates, np.array([job.left for job in jobs]), gpus, counts)
@@ -149,35 +137,16 @@ class MinTotalDurationPerf(MinTotalDuration):
     knows_devices = True
 
 
-def _rates(jobs: Sequence[Leased], devices: Mapping[str, int]) -> Column:
-    return np.array([[job.rates[device] for device in devices] for job in jobs])
-
-
 def _as_on(rates: Column, column: int) -> Column:
     """Every device as fast as one of them."""
     return np.repeat(np.maximum(rates[:, [column]], _LEAST_RATE), rates.shape[1], axis=1)
-
-
-def _gpus(jobs: Sequence[Leased]) -> Column:
-    return np.array([float(job.gpus) for job in jobs])
-
-
-def _counts(devices: Mapping[str, int]) -> Column:
-    return np.array([float(count) for count in devices.values()])
-
-
-def _own_part(gpus: Column, counts: Column) -> Column:
-    """Shares of time of each job on an equal part of the cluster, at most the whole time."""
-    shares: Column = counts[None, :] / len(gpus) / gpus[:, None]
-    bounded: Column = shares / np.maximum(shares.sum(axis=1), 1.0)[:, None]
-    return bounded
 
 
 ROUND_POLICIES: dict[str, type[RoundPolicy]] = {
     policy.name: policy
     for policy in (
         *(RoundFifo, MaxMinFairness, MaxMinFairnessPerf, FinishTimeFairness, FinishTimeFairnessPerf),
-        *(MinTotalDuration, MinTotalDurationPerf, *GAVEL_POLICIES),
+        *(MinTotalDuration, MinTotalDurationPerf, *GAVEL_POLICIES, *PACKED_POLICIES),
     )
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from foretrain.errors import InputError, invalid
 from foretrain.scheduling.jobs import TraceJob
-from foretrain.scheduling.machines import Allocation, Machine
+from foretrain.scheduling.machines import FULL, Allocation, Machine, memory_of
 from foretrain.scheduling.result import Column, Result, Segments
+from foretrain.scheduling.sharing.interference import Interference
 from foretrain.scheduling.speeds import Speeds
 
 ROUND_S = 360.0
@@ -50,6 +51,43 @@ class Leased:
     def gpus(self) -> int:
         return self.spec.gpus
 
+    @property
+    def key(self) -> tuple[int, ...]:
+        return (self.number,)
+
+    @property
+    def jobs(self) -> tuple[Leased, ...]:
+        return (self,)
+
+    def rates_on(self, device: str) -> tuple[float, ...]:
+        return (self.rates[device],)
+
+
+@dataclass(slots=True, eq=False)
+class Pair:
+    """Two jobs that may share devices."""
+
+    jobs: tuple[Leased, Leased]
+    rates: Mapping[str, tuple[float, float]]
+    """Of each beside the other; 0 for both where they had better not share."""
+    received_s: dict[str, float]
+    owed_s: dict[str, float]
+
+    @property
+    def gpus(self) -> int:
+        return self.jobs[0].gpus
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        return tuple(job.number for job in self.jobs)
+
+    def rates_on(self, device: str) -> tuple[float, ...]:
+        return self.rates[device]
+
+
+Unit = Leased | Pair
+"""What has leases: a job, or two that share."""
+
 
 class RoundPolicy(ABC):
     """Divides the time of every kind of device among jobs."""
@@ -59,6 +97,8 @@ class RoundPolicy(ABC):
     """Whether it tells kinds of devices apart; one that does not fills them in random order."""
     whole: ClassVar[bool] = False
     """Whether jobs only ever run where the policy puts them."""
+    packs: ClassVar[bool] = False
+    """Whether it lets two jobs share devices."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -68,6 +108,40 @@ class RoundPolicy(ABC):
         self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float
     ) -> npt.NDArray[np.float64]:
         """Shares of time, one row per job and one column per kind of device."""
+
+    def allot_with_pairs(
+        self, jobs: Sequence[Leased], pairs: Sequence[Pair], devices: Mapping[str, int], now_s: float
+    ) -> npt.NDArray[np.float64]:
+        """The same with rows for pairs below; there are none for a policy that does not pack."""
+        return self.allot(jobs, devices, now_s)
+
+
+class Pairing:
+    """Finds jobs of one GPU that may share it: their memory fits, and both together do more than one."""
+
+    def __init__(self, interference: Interference, machines: Sequence[Machine]) -> None:
+        self._interference, self._memory = interference, memory_of(machines)
+
+    def pair(self, one: Leased, other: Leased, devices: Iterable[str], received_s: float) -> Pair | None:
+        """None where two jobs may share no kind of device."""
+        if one.gpus != 1 or other.gpus != 1:
+            return None
+        rates = {device: self._rates(one, other, device) for device in devices}
+        if not any(min(both) > 0 for both in rates.values()):
+            return None
+        return Pair((one, other), rates, dict.fromkeys(rates, received_s), dict.fromkeys(rates, 0.0))
+
+    def _rates(self, one: Leased, other: Leased, device: str) -> tuple[float, float]:
+        memory = self._memory.get(device)
+        if memory is not None and self._memory_of(one) + self._memory_of(other) > memory:
+            return 0.0, 0.0
+        first = self._interference.speed(device, one.spec.kind, [other.spec.kind])
+        second = self._interference.speed(device, other.spec.kind, [one.spec.kind])
+        rates = (one.rates[device] * first, other.rates[device] * second)
+        return rates if first + second > 1 and min(rates) > 0 else (0.0, 0.0)
+
+    def _memory_of(self, job: Leased) -> float:
+        return job.spec.memory_bytes or self._interference.memory_bytes(job.spec.kind)
 
 
 class Rounds:
@@ -83,6 +157,7 @@ class Rounds:
         round_s: float = ROUND_S,
         reset_s: float = RESET_S,
         seed: int = 0,
+        pairs: Interference | None = None,
     ) -> None:
         if not round_s > 0:
             raise invalid("rounds", round_s, "a time above zero")
@@ -96,7 +171,9 @@ class Rounds:
         self._order = random.Random(seed + _SHUFFLE_SEED)
         self._jobs = [self._lease(number, job) for number, job in enumerate(jobs)]
         self._active: list[Leased] = []
-        self._allotted: dict[int, Mapping[str, float]] = {}
+        self._pairs: list[Pair] = []
+        self._pairing = Pairing(pairs, machines) if pairs is not None and policy.packs else None
+        self._allotted: dict[tuple[int, ...], Mapping[str, float]] = {}
         self._spent_s = dict.fromkeys(self._devices, 0.0)
         self._stale = False
         self._last_s = 0.0
@@ -141,25 +218,34 @@ class Rounds:
     def _admit(self, job: Leased) -> None:
         job.received_s = dict.fromkeys(self._devices, self._round_s / 2)
         job.owed_s = dict.fromkeys(self._devices, 0.0)
+        if self._pairing is not None:
+            both = (
+                self._pairing.pair(other, job, self._devices, self._round_s / 2) for other in self._active
+            )
+            self._pairs += [pair for pair in both if pair is not None]
         self._active.append(job)
         self._stale = True
 
     def _allot(self, now_s: float) -> None:
         """A new division of time; what jobs are owed by the old one is kept to break ties."""
         passed = now_s - self._last_s
+        units = self._units()
         for device in self._devices:
-            for job in self._active:
-                due = self._allotted.get(job.number, {}).get(device, 0.0) * passed
-                job.owed_s[device] += due - (job.received_s[device] - self._round_s / 2)
-                job.received_s[device] = self._round_s / 2
-            self._spent_s[device] = len(self._active) * self._round_s / 2
+            for unit in units:
+                due = self._allotted.get(unit.key, {}).get(device, 0.0) * passed
+                unit.owed_s[device] += due - (unit.received_s[device] - self._round_s / 2)
+                unit.received_s[device] = self._round_s / 2
+            self._spent_s[device] = len(units) * self._round_s / 2
         if self._active:
-            shares = self._policy.allot(self._active, self._devices, now_s)
+            shares = self._policy.allot_with_pairs(self._active, self._pairs, self._devices, now_s)
             rows = (dict(zip(self._devices, row, strict=True)) for row in shares.tolist())
-            self._allotted = {job.number: row for job, row in zip(self._active, rows, strict=True)}
+            self._allotted = {unit.key: row for unit, row in zip(units, rows, strict=True)}
         self._stale, self._last_s = False, now_s
 
-    def _leases(self) -> list[tuple[Leased, str]]:
+    def _units(self) -> list[Unit]:
+        return [*self._active, *self._pairs]
+
+    def _leases(self) -> list[tuple[Unit, str]]:
         """Who runs where in the next round: kind by kind, by priority, whoever fits."""
         kinds = sorted(
             self._devices,
@@ -167,54 +253,63 @@ class Rounds:
         )
         if not self._policy.knows_devices:
             self._order.shuffle(kinds)
-        left, leased, leases = dict(self._devices), set(), []
+        left, leases = dict(self._devices), []
+        leased: set[int] = set()
         for device in kinds:
-            for priority, job in self._by_priority(device):
-                fits = job.gpus <= left[device] and job.number not in leased and job.rates[device] > 0
-                if fits and (priority > 0 or not self._policy.whole):
-                    left[device] -= job.gpus
-                    leased.add(job.number)
-                    leases.append((job, device))
+            for priority, unit in self._by_priority(device):
+                free = unit.gpus <= left[device] and leased.isdisjoint(unit.key)
+                only_allotted = self._policy.whole or len(unit.jobs) > 1
+                if free and min(unit.rates_on(device)) > 0 and (priority > 0 or not only_allotted):
+                    left[device] -= unit.gpus
+                    leased.update(unit.key)
+                    leases.append((unit, device))
         return leases
 
-    def _by_priority(self, device: str) -> list[tuple[float, Leased]]:
+    def _by_priority(self, device: str) -> list[tuple[float, Unit]]:
         ranked = []
-        for job in self._active:
-            share = self._allotted.get(job.number, {}).get(device, 0.0)
+        for unit in self._units():
+            share = self._allotted.get(unit.key, {}).get(device, 0.0)
             priority = 0.0
-            if job.rates[device] > 0:
-                received = job.received_s[device] / self._spent_s[device] if self._spent_s[device] else 0.0
+            if min(unit.rates_on(device)) > 0:
+                received = unit.received_s[device] / self._spent_s[device] if self._spent_s[device] else 0.0
                 priority = share / received if received else share * 1e9
-            ranked.append((priority, job.owed_s[device], share, job))
+            ranked.append((priority, unit.owed_s[device], share, unit))
         ranked.sort(key=lambda entry: entry[:3], reverse=True)
-        return [(priority, job) for priority, _, _, job in ranked]
+        return [(priority, unit) for priority, _, _, unit in ranked]
 
-    def _run_round(self, leases: Sequence[tuple[Leased, str]], now_s: float) -> float:
+    def _run_round(self, leases: Sequence[tuple[Unit, str]], now_s: float) -> float:
         """When the round is over."""
         end_s = now_s
         free = {device: list(places) for device, places in self._places.items()}
-        for job, device in leases:
-            rate = job.rates[device]
-            fitting = rate * self._round_s
-            if job.spec.steps is not None:  # jobs that are measured in seconds have no whole steps
-                fitting = float(int(fitting))
-            steps = min(fitting or 1.0, job.left)
-            took_s = (now_s + steps / rate) - now_s
+        for unit, device in leases:
+            share = FULL // len(unit.jobs)
+            allocation = _allocation(free[device], unit.gpus, share)
+            rates = zip(unit.jobs, unit.rates_on(device), strict=True)
+            took_s = max(self._work(job, rate, allocation, now_s) for job, rate in rates)
             end_s = max(end_s, now_s + took_s)
-            job.left -= steps
-            job.received_s[device] += took_s
+            unit.received_s[device] += took_s
             self._spent_s[device] += took_s
-            if job.first_start_s is None:
-                job.first_start_s = now_s
-            done = job.left <= 0
-            reason, allocation = "finished" if done else "lease", _allocation(free[device], job.gpus)
-            self._segments.add(job.number, now_s, now_s + took_s, reason, allocation)
-            if done:
-                self._finish_s[job.number] = now_s + took_s
-                self._active.remove(job)
-                self._allotted.pop(job.number, None)
-                self._stale = True
         return end_s
+
+    def _work(self, job: Leased, rate: float, allocation: Allocation, now_s: float) -> float:
+        """Let a job do the whole steps that fit into a round; how long they take."""
+        fitting = rate * self._round_s
+        if job.spec.steps is not None:  # jobs that are measured in seconds have no whole steps
+            fitting = float(int(fitting))
+        steps = min(fitting or 1.0, job.left)
+        took_s = (now_s + steps / rate) - now_s
+        job.left -= steps
+        if job.first_start_s is None:
+            job.first_start_s = now_s
+        done = job.left <= 0
+        self._segments.add(job.number, now_s, now_s + took_s, "finished" if done else "lease", allocation)
+        if done:
+            self._finish_s[job.number] = now_s + took_s
+            self._active.remove(job)
+            self._pairs = [pair for pair in self._pairs if job not in pair.jobs]
+            self._allotted = {key: row for key, row in self._allotted.items() if job.number not in key}
+            self._stale = True
+        return took_s
 
     def _result(self) -> Result:
         zeros: Column = np.zeros(len(self._jobs))
@@ -243,10 +338,10 @@ def _places(machines: Sequence[Machine]) -> dict[str, list[tuple[int, int]]]:
     return places
 
 
-def _allocation(free: list[tuple[int, int]], gpus: int) -> Allocation:
+def _allocation(free: list[tuple[int, int]], gpus: int, share: int) -> Allocation:
     """The next free GPUs of a kind."""
     parts: dict[int, int] = {}
     for node, gpu in free[:gpus]:
         parts[node] = parts.get(node, 0) | 1 << gpu
     del free[:gpus]
-    return Allocation(0, tuple(parts.items()), gpus)
+    return Allocation(0, tuple(parts.items()), gpus, share)

@@ -32,6 +32,8 @@ class Settings:
     rules: Rules = field(default_factory=Rules)
     migrate: bool = False
     """Whether running jobs move to faster devices that are free while none waits."""
+    mixed_gangs: bool = False
+    """Whether a job may run on GPUs of several kinds at once, where no kind alone has enough free."""
     failures: FailureModel = field(default_factory=FailureModel)
     seed: int = 0
 
@@ -47,6 +49,7 @@ class Settings:
             "reservations": bool(self.rules.reservations),
             "preempt": self.rules.preempt,
             "migrate": self.migrate,
+            "mixed_gangs": self.mixed_gangs,
         }
         return [name for name, used in in_use.items() if used]
 

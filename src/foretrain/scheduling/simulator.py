@@ -22,9 +22,12 @@ from foretrain.scheduling.machines import (
     Machines,
     Pool,
     memory_of,
-    packed,
 )
+from foretrain.scheduling.migration import migrate_all
+from foretrain.scheduling.patience import Patience
 from foretrain.scheduling.placement import Packed, Placement
+from foretrain.scheduling.places import Places
+from foretrain.scheduling.rates import Rates
 from foretrain.scheduling.result import Result, Segments
 from foretrain.scheduling.settings import Settings
 from foretrain.scheduling.sharing.mates import Mates
@@ -36,21 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Active", "PolicyError", "Settings", "Simulation"]
 
 _FINISH, _LIMIT = int(Kind.FINISH), int(Kind.LIMIT)
-_MOST_ACTS = 20
-"""Starts at one moment, per job in the cluster, after which a policy is taken to go round in circles."""
-_LEAST_GAIN_S = 1.0
-"""That a job must gain by a move to faster devices."""
-_MOST_IDLE = 1000
-"""Moments at which jobs wait, GPUs for one of them are free and none runs, after which a policy is taken to
-starve them."""
-_MOST_DOWN = 100_000
-"""Moments at which jobs wait and none runs since nodes are down, after which they are taken never to run."""
 _MOST_FUTILE = 10_000
 """Failures in a row by which a job gets no further than it was."""
-
-
-_Request = tuple[str | None, str, int, int, str, float | None]
-"""What tells where a job can run: device, kind, GPUs asked for and at least, partition, memory."""
 
 
 class PolicyError(ForetrainError):
@@ -91,10 +81,9 @@ class Simulation:
         refuse_what_is_not_honoured(policy.name, self.settings.options)
         pairs = self.settings.pairs
         self._mates = None if pairs is None else Mates(pairs, memory_of(machines), self.settings.least_speed)
-        self._shares = self.settings.sharing or self._mates is not None
         self._kills = self.settings.rules.kill
-        self._placement = placement or Packed()
-        self._speeds = speeds or TraceSpeeds()
+        self._rates = Rates(speeds or TraceSpeeds(), self.machines, mixed=self.settings.mixed_gangs)
+        self._places = Places(self.machines, self._rates, placement or Packed(), self.settings, self._mates)
         self._events = Events()
         self._failures = self.settings.failures.starts(self.settings.seed)
         self._jobs_fail = not math.isinf(self.settings.failures.job_mtbf_gpu_s)
@@ -102,51 +91,25 @@ class Simulation:
         self._breakdowns = Breakdowns(outages, self._failures, self.machines, self._events)
         self._tell = tell
         self._segments = Segments()
-        self._acts = self._idle = self._down = 0
+        self._patience = Patience()
         self._taken: dict[int, _Taken] = {}
-        self._rates: dict[tuple[str, int, str, tuple[int, ...], float | None], float] = {}
         self._finish_s: list[float] = [math.nan] * len(jobs)
         self.running: dict[int, Active] = {}
         self.waiting: dict[int, Active] = {}
-        self._usable: dict[_Request, tuple[tuple[Pool, ...], float]] = {}
         self._truth, believed = truth, estimates or Exact()
-        believed.begin(jobs, self._time_s)
+        believed.begin(jobs, self._rates.time_s)
         self.jobs = [self._activate(number, job, believed) for number, job in enumerate(jobs)]
         self._count = len(self.jobs)
         self._order = sorted(self.jobs, key=lambda job: (job.arrival_s, job.number))
 
     def _activate(self, number: int, job: TraceJob, estimates: Estimates) -> Active:
-        work, (pools, nominal) = self._speeds.work(job), self._usable_by(job)
+        work, (pools, nominal) = self._rates.work(job), self._rates.usable_by(job)
         if self._truth is not None:
             work *= self._truth.factor(job, number)
         belief = estimates.belief(job, number)
         active = Active(number, job, work, work * belief.median, nominal, pools)
         active.believed_most = work * belief.high
         return active
-
-    def _time_s(self, job: TraceJob) -> float:
-        """What a job takes on the GPUs it asks for, by the trace or the forecast."""
-        return self._speeds.work(job) / self._usable_by(job)[1]
-
-    def _usable_by(self, job: TraceJob) -> tuple[tuple[Pool, ...], float]:
-        """The pools with a job's device, enough GPUs and a speed for it, and the best of these speeds."""
-        key = (job.device, job.kind, job.gpus, job.fewest, job.partition, job.memory_bytes)
-        usable = self._usable.get(key)
-        if usable is None:
-            allowed = [pool for pool in self.machines.pools if pool.takes(job.device, job.partition)]
-            most = max((pool.size for pool in allowed), default=0)
-            if most < job.fewest:
-                needs = f"{job.fewest} GPUs of {job.device or 'one kind'}"
-                raise InputError(f"trace: job {job.name!r} needs {needs} and the cluster has {most}")
-            large = [pool for pool in allowed if pool.size >= job.fewest]
-            rates = {pool: self._packed_rate(job, pool, job.gpus) for pool in large}
-            pools = tuple(pool for pool in large if rates[pool] > 0)
-            if not pools:
-                raise InputError(
-                    f"trace: job {job.name!r} ({job.kind}) runs on none of the cluster's devices"
-                )
-            usable = self._usable[key] = (pools, max(rates.values()))
-        return usable
 
     # What policies may ask
 
@@ -156,32 +119,15 @@ class Simulation:
 
     def pool_for(self, job: Active, gpus: int | None = None) -> Pool | None:
         """Where a job would run now: the fastest pool with enough free GPUs; None when there is none."""
-        count = job.gpus if gpus is None else gpus
-        pools = job.pools
-        if len(pools) == 1:
-            pool = pools[0]
-            if pool.free >= count:
-                return pool
-            return pool if self._shares and self._sharable(job, pool) else None
-        best, best_rate = None, 0.0
-        for pool in pools:
-            if pool.free >= count or self._sharable(job, pool):
-                rate = self._packed_rate(job.spec, pool, count)
-                if rate > best_rate:
-                    best, best_rate = pool, rate
-        return best
+        return self._places.pool_for(job, job.gpus if gpus is None else gpus)
 
     def fastest(self, job: Active, left: Sequence[int]) -> Pool | None:
         """The fastest pool where a job's GPUs would go into what is ``left`` of each, by its number."""
-        gpus, pools = job.gpus, job.pools
-        if len(pools) == 1:
-            return pools[0] if left[pools[0].number] >= gpus else None
-        fitting = [pool for pool in pools if left[pool.number] >= gpus]
-        return max(fitting, key=lambda pool: self._packed_rate(job.spec, pool, gpus), default=None)
+        return self._places.fastest(job, left)
 
     def fits(self, job: Active, gpus: int | None = None) -> bool:
         """Whether so many GPUs (else those asked for) are free for a job."""
-        return self.pool_for(job, gpus) is not None
+        return self._places.fits(job, job.gpus if gpus is None else gpus)
 
     def remaining_s(self, job: Active) -> float:
         """Estimated time left on the GPUs that a job has, or asks for; 0 once it outlives its estimate."""
@@ -189,6 +135,15 @@ class Simulation:
         wait = max(job.ready_s - self.now, 0.0) if job.allocation is not None else 0.0
         left = job.estimated_work - self.done(job)
         return wait + left / rate if left > 0 else wait
+
+    def expected_s(self, job: Active) -> float:
+        """The same of a job that runs; once it outlives its estimate, up to the upper end of what is believed
+        of it, and beyond that as long again as it is late."""
+        late = self.done(job) - job.estimated_work
+        if late <= 0:
+            return self.remaining_s(job)
+        more = job.believed_most - job.estimated_work
+        return (more - late if more > late else late) / job.rate
 
     def remaining_nominal_s(self, job: Active, *, truly: bool = False) -> float:
         """The same on the fastest GPUs, wherever it runs, so that jobs compare; ``truly`` is for oracles."""
@@ -208,11 +163,11 @@ class Simulation:
 
     def rate_on(self, job: Active, gpus: int) -> float:
         """Work per second on so many GPUs of the fastest device, packed; for policies that choose sizes."""
-        return max(self._packed_rate(job.spec, pool, gpus) for pool in job.pools)
+        return max(self._rates.packed(job.spec, pool, gpus) for pool in job.pools)
 
     def rate_in(self, job: Active, pool: Pool, gpus: int) -> float:
         """The same in one pool; 0 where the job cannot run."""
-        return self._packed_rate(job.spec, pool, gpus)
+        return self._rates.packed(job.spec, pool, gpus)
 
     # What policies may do
 
@@ -221,9 +176,8 @@ class Simulation:
     ) -> None:
         """Run a waiting job: on GPUs that the placement chooses, or on those given."""
         self._known(job, "start")
-        self._acts += 1
-        if self._acts > _MOST_ACTS and self._acts > _MOST_ACTS * (len(self.waiting) + len(self.running) + 1):
-            endless = f"starts jobs {self._acts:,} times at one moment and comes to no end"
+        if self._patience.starts_too_often(len(self.waiting) + len(self.running)):
+            endless = f"starts jobs {self._patience.acts:,} times at one moment and comes to no end"
             raise self._misbehaved(f"{endless} (last: {job.spec.name!r})")
         if job.allocation is not None:
             raise self._misbehaved(f"starts job {job.spec.name!r}, which is running already")
@@ -277,6 +231,7 @@ class Simulation:
         held = (job.allocation, job.since_s, job.ready_s, job.done, job.attained_gpu_s, job.overhead_gpu_s)
         job.preemptions += 1
         self._stop(job, "preempted")
+        self._events.prune()
         self._taken[job.number] = _Taken(*held)
         job.overhead_s = self.settings.checkpoint_s + self.settings.restart_s
         self._wait(job)
@@ -301,27 +256,6 @@ class Simulation:
         self.machines.take(allocation)
         self._run(job, allocation)
         self._call(self.policy.moved, self, job)
-
-    def _migrate_all(self) -> None:
-        """Move jobs to faster devices that nobody wants, those first that gain most by it."""
-        overhead_s = self.settings.checkpoint_s + self.settings.restart_s
-        while True:
-            best: tuple[float, int, Active, Pool] | None = None
-            for job in self.running.values():
-                held = job.allocation
-                if held is None or held.share < FULL or len(job.pools) == 1 or job.since_s == self.now:
-                    continue
-                left = max(job.estimated_work - self.done(job), 0.0)
-                for pool in job.pools:
-                    if pool.number == held.pool or pool.free < held.gpus:
-                        continue
-                    rate = self._packed_rate(job.spec, pool, held.gpus)
-                    gain_s = left / job.rate - left / rate - overhead_s if rate > job.rate else 0.0
-                    if gain_s > _LEAST_GAIN_S and (best is None or (-gain_s, job.number) < best[:2]):
-                        best = (-gain_s, job.number, job, pool)
-            if best is None:
-                return
-            self.migrate(best[2], best[3])
 
     def wake(self, job: Active, time_s: float) -> None:
         """Have ``policy.timer(job)`` called at a time, unless the job stops running before."""
@@ -371,16 +305,17 @@ class Simulation:
                 arrived += 1
                 changed = True
             if changed:
-                self._acts = 0
+                self._patience.next_moment()
                 self._call(decide, self)
                 if self._taken:
                     self._taken.clear()
                 if self.settings.migrate and not self.waiting:
-                    self._migrate_all()
+                    migrate_all(self)
                 if arrived == count and self.waiting and not self.running:
-                    self._stands_still()
+                    if self._patience.stands_too_long(could_start=self._can_start()):
+                        raise self._stuck()
                 else:
-                    self._idle = self._down = 0
+                    self._patience.goes_on()
         self._tell(finished)
         return self._result()
 
@@ -409,15 +344,6 @@ class Simulation:
             self._call(self.policy.timer, self, about)
         return True
 
-    def _stands_still(self) -> None:
-        """All jobs are there, some wait and none runs: that may be so only for a while."""
-        if self._can_start():
-            self._idle += 1
-        else:
-            self._down += 1
-        if self._idle > _MOST_IDLE or self._down > _MOST_DOWN:
-            raise self._stuck()
-
     def _can_start(self) -> bool:
         return any(self.fits(job, job.spec.fewest) for job in self.waiting.values())
 
@@ -433,33 +359,11 @@ class Simulation:
         self._call(self.policy.waits, self, job)
 
     def _place(self, job: Active, count: int, pool: Pool | None) -> Allocation:
-        if pool is not None and pool.free >= count and not self._shares:
-            return self.machines.pick(pool.number, self._placement.choose(self.machines, pool, count))
-        pool = pool or self.pool_for(job, count)
-        if pool is None or (pool.free < count and not self._sharable(job, pool)):
+        allocation = self._places.find(job, count, pool)
+        if allocation is None:
             free = self.machines.free if pool is None else pool.free
             raise self._misbehaved(f"starts job {job.spec.name!r} on {count} GPUs, and {free} are free")
-        share = self._share(job)
-        if share < FULL:
-            place = self._place_to_share(job, pool, share)
-            if place is not None and (self._mates is None or not pool.free):
-                return Allocation(pool.number, ((place[0], 1 << place[1]),), 1, share)
-        picked = self.machines.pick(pool.number, self._placement.choose(self.machines, pool, count))
-        return picked if share == FULL else Allocation(pool.number, picked.parts, 1, share)
-
-    def _share(self, job: Active) -> int:
-        if self._mates is not None:
-            return FULL // 2 if job.spec.most == 1 else FULL
-        return max(1, round(job.spec.share * FULL)) if self.settings.sharing and job.spec.share < 1 else FULL
-
-    def _sharable(self, job: Active, pool: Pool) -> bool:
-        return (share := self._share(job)) < FULL and self._place_to_share(job, pool, share) is not None
-
-    def _place_to_share(self, job: Active, pool: Pool, share: int) -> tuple[int, int] | None:
-        """A GPU in use that has room for a job; where pairs are told apart, beside whom it goes best."""
-        if self._mates is not None:
-            return self._mates.place_for(job, pool)
-        return self.machines.sharable(pool.number, share)
+        return allocation
 
     def _joined(self, job: Active) -> None:
         """A job that now holds a part of a GPU slows down whoever is there, and is slowed down."""
@@ -468,7 +372,7 @@ class Simulation:
             for other in self._mates.joins(job):
                 self._change_speed(other)
             device = self.machines.pools[job.allocation.pool].device
-            job.rate = self._rate(job.spec, device, job.allocation.shape) * self._mates.speed(job, device)
+            job.rate = self._rates.on(job.spec, job.allocation) * self._mates.speed(job, device)
 
     def _left(self, job: Active) -> None:
         assert job.allocation is not None
@@ -483,7 +387,7 @@ class Simulation:
         device = self.machines.pools[job.allocation.pool].device
         job.done = self.done(job)
         job.ready_s = max(job.ready_s, self.now)
-        job.rate = self._rate(job.spec, device, job.allocation.shape) * self._mates.speed(job, device)
+        job.rate = self._rates.on(job.spec, job.allocation) * self._mates.speed(job, device)
         job.version += 1
         self._set_end(job)
 
@@ -496,9 +400,9 @@ class Simulation:
         job.overhead_s = 0.0
         if job.first_start_s is None:
             job.first_start_s = self.now
-        device = self.machines.pools[allocation.pool].device
-        job.rate = self._rate(job.spec, device, allocation.shape)
+        job.rate = self._rates.on(job.spec, allocation)
         if job.rate <= 0:
+            device = self.machines.pools[allocation.pool].device
             raise self._misbehaved(f"runs job {job.spec.name!r} on {device}, where it cannot run")
         self.running[job.number] = job
         if self._mates is not None:
@@ -573,16 +477,6 @@ class Simulation:
         return True
 
     # Small things
-
-    def _rate(self, job: TraceJob, device: str, shape: tuple[int, ...]) -> float:
-        key = (job.kind, job.gpus, device, shape, job.memory_bytes)
-        rate = self._rates.get(key)
-        if rate is None:
-            rate = self._rates[key] = self._speeds.rate(job, device, shape)
-        return rate
-
-    def _packed_rate(self, job: TraceJob, pool: Pool, gpus: int) -> float:
-        return self._rate(job, pool.device, packed(gpus, len(pool.by_free) - 1))
 
     def _known(self, job: object, verb: str) -> None:
         if not isinstance(job, Active) or job.number >= self._count or self.jobs[job.number] is not job:

@@ -179,6 +179,8 @@ class Scenario:
         """Refuse what the policy cannot honour."""
         name = "gavel_fifo" if self.in_rounds and self.policy == "fifo" else self.policy
         refuse_what_is_not_honoured(name, self.options)
+        if self.in_rounds and ROUND_POLICIES[name].packs and self.settings.pairs is None:
+            raise InputError(f"pairs: policy {name} needs them: what two jobs on a GPU cost each other")
 
     @property
     def estimates_are(self) -> str:
@@ -212,7 +214,10 @@ class Scenario:
         if self.in_rounds:
             policy, round_s = round_policy(self.policy, self.seed), self.rounds_s or ROUND_S
             speeds = self.speeds.make()
-            return Rounds(trace.jobs, self.machines, policy, speeds, round_s=round_s, seed=self.seed).run()
+            pairs, seed = self.settings.pairs, self.seed
+            return Rounds(
+                trace.jobs, self.machines, policy, speeds, round_s=round_s, seed=seed, pairs=pairs
+            ).run()
         return Simulation(
             trace.jobs,
             self.machines,

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from foretrain.errors import invalid
+from foretrain.errors import InputError, invalid
 from foretrain.scheduling.jobs import Trace, TraceJob
 from foretrain.units import parse_seconds
 
@@ -63,8 +63,11 @@ class TraceGenerator:
             name, _, value = part.partition("=")
             if name not in fields:
                 raise invalid("generate", part, f"one of {', '.join(fields)} = a value")
+            field = name + "_s" if name in ("gap", "median") else name
+            if field in values:
+                raise InputError(f"generate.{name}: {value!r} is a second value; give one")
             try:
-                values[name + "_s" if name in ("gap", "median") else name] = fields[name](value)
+                values[field] = fields[name](value)
             except ValueError as error:
                 raise invalid(f"generate.{name}", value, "a number") from error
         return cls(**values)  # type: ignore[arg-type]

@@ -96,6 +96,7 @@ class EasyBackfill(Policy):
             head = self._head()
         if head is None or not cluster.machines.free:
             return
+        self._extend(cluster)
         reserved, time_s, extra = self._reservation(cluster, head)
         self.reservations.setdefault(head.number, time_s)
         while (candidate := self._candidate(cluster, head, reserved, time_s, extra)) is not None:
@@ -128,6 +129,15 @@ class EasyBackfill(Policy):
             pool, end = self._end_of.pop(job.number)
             ends = self._ends[pool]
             del ends[bisect_left(ends, end)]
+
+    def _extend(self, cluster: Simulation) -> None:
+        """Expect a later end of jobs that outlived what was expected of them."""
+        for pool, ends in self._ends.items():
+            while ends and ends[0][0] < cluster.now - _SLACK_S:
+                _, number, gpus = ends.pop(0)
+                end = (cluster.now + cluster.expected_s(cluster.jobs[number]), number, gpus)
+                insort(ends, end)
+                self._end_of[number] = (pool, end)
 
     def _reservation(self, cluster: Simulation, head: Active) -> tuple[int, float, int]:
         """The pool and time at which the first job should fit, and how many GPUs are then left over."""

@@ -123,7 +123,7 @@ class ConservativeBackfill(Policy):
         ends: list[list[tuple[float, int]]] = [[] for _ in cluster.machines.pools]
         for job in cluster.running.values():
             assert job.allocation is not None
-            end_s = max(cluster.now + cluster.remaining_s(job), cluster.now + _SLACK_S)
+            end_s = max(cluster.now + cluster.expected_s(job), cluster.now + _SLACK_S)
             ends[job.allocation.pool].append((end_s, job.allocation.gpus))
         self._profiles = [
             FreeProfile(cluster.now, pool.free, ends[pool.number]) for pool in cluster.machines.pools

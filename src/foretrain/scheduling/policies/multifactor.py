@@ -162,7 +162,7 @@ class Multifactor(Policy):
 
     def _end_s(self, cluster: Simulation, job: Active) -> float:
         limit_s = job.spec.limit_s
-        return cluster.now + cluster.remaining_s(job) if limit_s is None else job.since_s + limit_s
+        return cluster.now + cluster.expected_s(job) if limit_s is None else job.since_s + limit_s
 
     # Preemption
 

@@ -23,6 +23,8 @@ Ranked = tuple[Key, int, int, Active]
 
 _SLACK_S = 1e-6
 """A job must be better by more than this to take another one's GPUs, so that rounding never does."""
+_MOST_STALE = 4
+"""Entries of the ranking per running job beyond which those of jobs that stopped are thrown out."""
 
 
 def request(job: Active, kind: str = "") -> Request:
@@ -63,6 +65,8 @@ class Greedy(Policy):
         room = max(pool.free for pool in cluster.machines.pools)
         if cluster.settings.sharing or cluster.settings.pairs is not None:
             return [(*heap[0], wanted) for wanted, heap in self._heaps.items() if heap]
+        if cluster.settings.mixed_gangs:
+            room = cluster.machines.free
         heaps = self._heaps.items()
         return [(*heap[0], wanted) for wanted, heap in heaps if heap and wanted[0] <= room]
 
@@ -137,13 +141,16 @@ class Preemptive(Greedy):
         """The best job of each request: those that may start now, and those that need what is left over."""
         pools = cluster.machines.pools
         room = pools[0].free if len(pools) == 1 else max(pool.free for pool in pools)
-        worst = self._worst_key()
+        worst, beats = self._worst_key(), self.beats
         now: list[Head] = []
         later: list[Head] = []
         for wanted, heap in self._heaps.items():
             if heap:
-                may = wanted[0] <= room or (worst is not None and self.beats(cluster, heap[0][0], worst))
-                (now if may else later).append((*heap[0], wanted))
+                key, number, job = heap[0]
+                if wanted[0] <= room or (worst is not None and beats(cluster, key, worst)):
+                    now.append((key, number, job, wanted))
+                else:
+                    later.append((key, number, job, wanted))
         return now, later
 
     def _worst_key(self) -> Key | None:
@@ -218,6 +225,9 @@ class Preemptive(Greedy):
 
     def _rank(self, cluster: Simulation, job: Active) -> None:
         """File a running job under its key."""
+        if len(self._worst) > _MOST_STALE * (len(cluster.running) + 1):
+            self._worst[:] = filter(_current, self._worst)
+            heapq.heapify(self._worst)
         heapq.heappush(self._worst, (self.running_key(cluster, job), -job.number, job.version, job))
 
 

@@ -132,8 +132,8 @@ class Tiresias(Policy):
                 left[pool] -= held
             return []
         stopped = []
-        for number, job in list(queue.running.items()):
-            pool, gpus = self._where[number]
+        for job in self._last_ones(queue, left):
+            pool, gpus = self._where[job.number]
             if gpus <= left[pool]:
                 left[pool] -= gpus
             else:
@@ -141,6 +141,19 @@ class Tiresias(Policy):
                 queue.stops(job, pool, gpus)
         queue.prepend(stopped)
         return stopped
+
+    def _last_ones(self, queue: _Queue, left: list[int]) -> list[Active]:
+        """The jobs from the first on that might not fit, in order; those before them are let go on."""
+        before, last = list(queue.held), []
+        for number in reversed(queue.running):
+            if all(held <= rest for held, rest in zip(before, left, strict=True)):
+                break
+            pool, gpus = self._where[number]
+            before[pool] -= gpus
+            last.append(queue.running[number])
+        for pool, held in enumerate(before):
+            left[pool] -= held
+        return last[::-1]
 
     def _apply(
         self, cluster: Simulation, started: list[tuple[Active, Pool, int]], stopped: list[Active]

@@ -1,0 +1,40 @@
+"""Notices policies that go round in circles or leave jobs waiting for ever."""
+
+from __future__ import annotations
+
+_MOST_ACTS = 20
+"""Starts at one moment, per job in the cluster, after which a policy is taken to go round in circles."""
+_MOST_IDLE = 1000
+"""Moments at which jobs wait, GPUs for one of them are free and none runs, after which a policy is taken to
+starve them."""
+_MOST_DOWN = 100_000
+"""Moments at which jobs wait and none runs since nodes are down, after which they are taken never to run."""
+
+
+class Patience:
+    """Counts what a policy does at one moment, and the moments at which all stands still."""
+
+    def __init__(self) -> None:
+        self.acts = 0
+        """Starts at this moment."""
+        self._idle = self._down = 0
+
+    def starts_too_often(self, jobs: int) -> bool:
+        """Whether a further start at this moment, with so many jobs in the cluster, is one too many."""
+        self.acts += 1
+        return self.acts > _MOST_ACTS and self.acts > _MOST_ACTS * (jobs + 1)
+
+    def stands_too_long(self, *, could_start: bool) -> bool:
+        """Whether jobs wait and none runs once too often; one of them could start, or nodes are down."""
+        if could_start:
+            self._idle += 1
+        else:
+            self._down += 1
+        return self._idle > _MOST_IDLE or self._down > _MOST_DOWN
+
+    def next_moment(self) -> None:
+        self.acts = 0
+
+    def goes_on(self) -> None:
+        """Something runs."""
+        self._idle = self._down = 0
