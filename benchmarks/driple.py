@@ -126,7 +126,7 @@ class Study:
 
     @functools.cached_property
     def models(self) -> list[str]:
-        return [run.job.workload.model.name for run in self.runs]
+        return [str(run.job.workload.model.name) for run in self.runs]
 
     def with_seed(self, seed: int) -> Study:
         """The same runs, and what was computed of them."""

@@ -22,7 +22,7 @@ from foretrain.job import QUANTITIES, Job, Run
 from foretrain.measure.resources import Series, twelve_figures
 from foretrain.predictors.base import Table
 from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.driple.cases import Cases, network_module
+from foretrain.predictors.driple.cases import Cases, network_module, tailoring_module
 from foretrain.predictors.driple.features import (
     GROUPS,
     MEANS,
@@ -392,34 +392,58 @@ def test_for_another_device_a_transfer_starts_from_the_schedule(
 
 
 def test_a_transfer_leaves_the_body_as_it_was(runs: list[Run]) -> None:
-    module = network_module()
-    data = Cases.of(
-        [one.job for one in runs], [found for one in runs if (found := figures_of(one)) is not None]
-    ).samples()
-    network, _ = module.train(data, ["x"] * len(runs), seed=1)
-    tailored = module.transfer(network, data.part([0, 1, 2]))
+    network, data = known_network(runs)
+    tailored, _ = tailoring_module().transfer(network, data.part([0, 1, 2]), "abc")
     before, after = (one.members[0].state_dict() for one in (network, tailored))
     assert bool((before["body.enter.weight"] == after["body.enter.weight"]).all())
     assert bool((before["head.0.weight"] == after["head.0.weight"]).all())
     assert not bool((before["direct.weight"] == after["direct.weight"]).all())
 
 
-def test_a_transfer_with_few_runs_stays_near_what_it_was_and_with_many_follows_them(runs: list[Run]) -> None:
-    module = network_module()
+def known_network(runs: list[Run]) -> tuple[Any, Any]:
+    """A network and the samples that it has learned from."""
     data = Cases.of(
         [one.job for one in runs], [found for one in runs if (found := figures_of(one)) is not None]
     ).samples()
-    network, _ = module.train(data, ["x"] * len(runs), seed=1)
+    network, _ = network_module().train(data, ["x"] * len(runs), seed=1)
+    return network, data
+
+
+def test_a_transfer_with_few_runs_stays_near_what_it_was_and_with_many_follows_them(runs: list[Run]) -> None:
+    network, data = known_network(runs)
     shifted = dataclasses.replace(data, targets=data.targets + 0.3)
-    off = [
-        float(
-            np.abs(
-                network.figures(data)[:, BUSY] + 0.3 - module.transfer(network, some).figures(data)[:, BUSY]
-            ).mean()
-        )
-        for some in (shifted.part([0]), shifted, shifted.part(list(range(len(runs))) * 10))
-    ]
+    off = []
+    for some in (shifted.part([0]), shifted, shifted.part(list(range(len(runs))) * 10)):
+        tailored, _ = tailoring_module().transfer(network, some, ["x"] * len(some))
+        off.append(np.abs(network.figures(data) + 0.3 - tailored.figures(data))[:, BUSY].mean())
     assert 0.3 > off[0] > off[1] > off[2]
+
+
+def test_a_transfer_starts_from_the_white_box_where_the_network_does_not_hold(runs: list[Run]) -> None:
+    """Left-out runs choose: a run that says nothing of the network's corrections is nearer to none at all."""
+    network, data = known_network(runs)
+    tailoring, groups = tailoring_module(), [str(i) for i in range(len(runs))]
+    wrong = tailoring.silenced(network)
+    for member in wrong.members:
+        member.target_mean.fill_(5.0)
+    alone, _ = tailoring.transfer(wrong, data, ["x"] * len(runs))
+    chosen, held_out = tailoring.transfer(wrong, data, groups)
+    errors = [np.nanmean(np.abs(one - data.targets)) for one in (alone.figures(data), chosen.figures(data))]
+    assert errors[1] < errors[0]
+    assert np.nanmean(np.abs(held_out - data.targets)) < 1.0
+    assert wrong.members[0].target_mean[0] == 5.0
+
+
+def test_what_left_out_runs_do_not_bear_out_of_a_transfer_counts_less(runs: list[Run]) -> None:
+    network, data = known_network(runs)
+    many = data.part([i % len(runs) for i in range(24)])
+    noise = np.random.default_rng(0).normal(size=many.targets.shape)
+    odd = dataclasses.replace(many, targets=noise)
+    silent = tailoring_module().silenced(network)
+    tailored, held_out = tailoring_module().transfer(silent, odd, [str(i) for i in range(24)])
+    plain, _ = tailoring_module().transfer(silent, odd, ["x"] * 24)
+    assert np.abs(tailored.figures(odd)).mean() < 0.5 * np.abs(plain.figures(odd)).mean()
+    assert np.abs(held_out).mean() < np.abs(noise).mean()
 
 
 @pytest.mark.parametrize("kind", ["gcn", "gin", "gat", "mpnn"])

@@ -121,3 +121,7 @@ def deletepop() -> DeletePopPredictor:
 
 def network_module() -> ModuleType:
     return neural_module("foretrain.predictors.driple.network", "driple")
+
+
+def tailoring_module() -> ModuleType:
+    return neural_module("foretrain.predictors.driple.tailoring", "driple")

@@ -40,7 +40,7 @@ LAYERS = 2
 MEMBERS = 4
 """Improved networks, each trained without a quarter of the families, which tell when to stop; the forecast is
 their mean."""
-_DROPOUT, _BEND = 0.1, 0.5
+_DROPOUT, BEND = 0.1, 0.5
 Kind = Literal["improved", "gcn", "gin", "gat", "mpnn"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -60,12 +60,8 @@ class Schedule:
 
 SCHEDULES = {"improved": Schedule(epochs=150, patience=40, rates=(5e-3,), decay=1e-2)}
 REFERENCE_SCHEDULE = Schedule(epochs=40, patience=12, rates=(3e-3, 1e-3, 1e-2), decay=1e-6, batch=12)
-_GAINS, _ENOUGH = (1.0, 0.75, 0.5, 0.25, 0.1), 16
+_GAINS, ENOUGH = (1.0, 0.75, 0.5, 0.25, 0.1), 16
 """Shares of a correction that are tried on held-out runs, and how many of these it takes."""
-_CHECKS = 5
-"""Parts in which the runs of a transfer are left out in turn."""
-_RIDGE, _RIDGE_OF_OFFSET = 10.0, 10.0
-"""How strongly a transfer is held to where it started, in runs; columns have length one."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -283,7 +279,7 @@ def train(
     """The network, and for each run the figures of a member that had not seen its group (any member, when
     there are few groups)."""
     count = members or (MEMBERS if kind == "improved" else 1)
-    parts = _parts(groups, max(count, MEMBERS), seed)[:count] if len(set(groups)) >= MEMBERS else [[]]
+    parts = parts_apart(groups, max(count, MEMBERS), seed)[:count] if len(set(groups)) >= MEMBERS else [[]]
     held_out = np.full(samples.targets.shape, np.nan)
     trained = []
     with one_thread(), torch.random.fork_rng(devices=[]):
@@ -295,7 +291,7 @@ def train(
             if outside is not None:
                 held_out[part] = _apply(member, batched(outside))
         if kind == "improved" and len(parts) > 1:
-            gain = _gain(held_out, samples.targets)
+            gain = borne_out(held_out, samples.targets)
             held_out *= gain
             for member in trained:
                 member.temper(gain)
@@ -306,13 +302,13 @@ def train(
     return network, held_out
 
 
-def _gain(held_out: Array, targets: Array) -> Array:
+def borne_out(held_out: Array, targets: Array) -> Array:
     """How much of what was learned of each figure held on runs that were held out: a correction that made
     them worse is left out but for a trace."""
     found = np.ones(targets.shape[1])
     for figure in range(targets.shape[1]):
         there = np.isfinite(targets[:, figure]) & np.isfinite(held_out[:, figure])
-        if there.sum() >= _ENOUGH:
+        if there.sum() >= ENOUGH:
             wanted, learned = targets[there, figure], held_out[there, figure]
             off = [float(np.abs(wanted - gain * learned).mean()) for gain in _GAINS]
             found[figure] = _GAINS[int(np.argmin(off))]
@@ -333,87 +329,7 @@ def _trained(kind: Kind, inside: Samples, outside: Samples | None, seed: int) ->
     return min(tried)[-1]
 
 
-def transfer(network: Network, samples: Samples) -> Network:
-    """Tailor to a new setting: what the body and the head's inner layers make of a run stays, how figures
-    follow from it is learned anew.
-
-    A ridge regression of what the network is off by, so the fewer the samples, the closer it stays to what it
-    was.
-    """
-    with one_thread(), torch.no_grad():
-        return Network(tuple(_tailored(copy.deepcopy(member).eval(), samples) for member in network.members))
-
-
-def silenced(network: Network) -> Network:
-    """What a network makes of a run, but nothing that it says of figures: for a device that it does not know,
-    on which its corrections do not hold."""
-    members = []
-    for known in network.members:
-        member = copy.deepcopy(known).eval()
-        leave = member.head[-1]
-        assert isinstance(leave, nn.Linear)
-        with torch.no_grad():
-            for weights in (leave.weight, leave.bias, *(member.direct.parameters() if member.direct else ())):
-                weights.zero_()
-        member.target_mean.zero_()
-        member.target_scale.fill_(1.0)
-        member.known.fill_(1.0)
-        members.append(member)
-    return Network(tuple(members))
-
-
-def transfer_left_out(network: Network, samples: Samples, groups: Sequence[str]) -> Array:
-    """The figures of each run by a network that was tailored to the runs of other groups."""
-    found = np.full(samples.targets.shape, np.nan)
-    for part in _parts(groups, _CHECKS, 0):
-        known = sorted(set(range(len(samples))) - set(part))
-        found[part] = transfer(network, samples.part(known)).figures(samples.part(part))
-    return found
-
-
-def _tailored(member: Member, samples: Samples) -> Member:
-    _meet(member, samples.targets)
-    batch, graph_of, beside, targets = batched(samples)
-    inner, beside = member.inner(batch, graph_of, beside)
-    parts = [inner, beside] if member.direct is not None else [inner]
-    scales = [_size(part) for part in parts]
-    columns = torch.cat(
-        [torch.ones(len(inner), 1), *(part / scale for part, scale in zip(parts, scales, strict=True))], dim=1
-    )
-    wanted = (targets - member.target_mean) / member.target_scale
-    penalty = torch.full((columns.shape[1],), _RIDGE)
-    penalty[0] = _RIDGE_OF_OFFSET
-    leave = member.head[-1]
-    assert isinstance(leave, nn.Linear)
-    missed = wanted - member.outer(inner, beside)
-    for figure in torch.nonzero(member.known)[:, 0].tolist():
-        there = torch.isfinite(wanted[:, figure])
-        rows, off = columns[there], missed[there, figure]
-        change = torch.linalg.solve(rows.T @ rows + torch.diag(penalty), rows.T @ off)
-        leave.bias[figure] += change[0]
-        leave.weight[figure] += change[1 : 1 + inner.shape[1]] / scales[0]
-        if member.direct is not None:
-            member.direct.weight[figure] += change[1 + inner.shape[1] :] / scales[1]
-    return member
-
-
-def _size(columns: Tensor) -> float:
-    """What to divide by so that a row has length one in the mean."""
-    return max(float((columns**2).sum(dim=1).mean().sqrt()), 1e-6)
-
-
-def _meet(member: Member, targets: Array) -> None:
-    """Figures that the network has not seen differ: their mean and deviation are those of the new runs."""
-    for figure in np.flatnonzero(np.isfinite(targets).any(axis=0) & (member.known.numpy() == 0)).tolist():
-        values = targets[np.isfinite(targets[:, figure]), figure]
-        member.target_mean[figure], member.target_scale[figure] = (
-            float(values.mean()),
-            max(float(values.std()), 1e-6),
-        )
-        member.known[figure] = float(values.std() > 1e-6)
-
-
-def _parts(groups: Sequence[str], count: int, seed: int) -> list[list[int]]:
+def parts_apart(groups: Sequence[str], count: int, seed: int) -> list[list[int]]:
     """The runs in parts that share no group, large groups first to the smallest part."""
     by_group: dict[str, list[int]] = {}
     for i, group in enumerate(groups):
@@ -473,7 +389,7 @@ def _loss(member: Member, inputs: tuple[Batch, Tensor, Tensor, Tensor]) -> Tenso
     found = member(batch, graph_of, beside)
     robust = member.kind == "improved"
     each = (
-        nn.functional.smooth_l1_loss(found, wanted, beta=_BEND, reduction="none")
+        nn.functional.smooth_l1_loss(found, wanted, beta=BEND, reduction="none")
         if robust
         else (found - wanted) ** 2
     )

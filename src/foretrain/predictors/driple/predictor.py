@@ -21,7 +21,7 @@ from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, Progress, Report, take_runs
 from foretrain.predictors.blackbox import check_data_parallel
 from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.driple.cases import Cases, deletepop, network_module
+from foretrain.predictors.driple.cases import Cases, deletepop, network_module, tailoring_module
 from foretrain.predictors.driple.features import (
     NETWORK,
     NETWORK_FIGURES,
@@ -216,26 +216,21 @@ class DriplePredictor(NeuralPredictor[Learned]):
     ) -> tuple[dict[str, Network], Array]:
         """Tailored networks; the figures of each run by one that was tailored without its family (or, where
         all are of one, without it)."""
-        network, before = network_module(), self.state()
+        tailoring, before = tailoring_module(), self.state()
         networks = dict(before.networks)
         held_out = np.full((len(kin), len(TARGETS)), np.nan)
         self.transfers_ = []
         for key, rows in _rows_by(keys).items():
             start = before.networks.get(key)
             if start is None:
-                start = network.silenced(next(iter(before.networks.values())))
+                start = tailoring.silenced(next(iter(before.networks.values())))
             here = data.part(rows)
-            networks[key] = network.transfer(start, here.samples())
             families = [kin[i] for i in rows]
             groups = families if len(set(families)) > 1 else [str(i) for i in rows]
-            if len(rows) > 1:
-                found = network.transfer_left_out(start, here.samples(), groups)
-            else:
-                found = start.figures(here.samples())
-            held_out[rows] = found
+            networks[key], held_out[rows] = tailoring.transfer(start, here.samples(), groups)
             as_it_was = here.figures(start.figures(here.samples()))
             self.transfers_.append(
-                TransferCheck.of(key, len(rows), as_it_was, here.figures(found), here.measured)
+                TransferCheck.of(key, len(rows), as_it_was, here.figures(held_out[rows]), here.measured)
             )
         return networks, held_out
 
