@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -16,8 +17,8 @@ from foretrain.job import Job, Run
 from foretrain.predictors import usual
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.evidence import Key
-from foretrain.predictors.joined import relations
-from foretrain.predictors.joined.choosing import LeftOut, chosen_ways, errors_of
+from foretrain.predictors.joined import choosing, relations
+from foretrain.predictors.joined.choosing import WAYS, Array, LeftOut, Way, chosen_ways, errors_of
 from foretrain.predictors.joined.members import SHIPPED, everyone, read_names
 from foretrain.predictors.joined.predictor import JoinedPredictor, Joining
 from foretrain.predictors.joined.relations import Known, Relation
@@ -76,18 +77,32 @@ def test_runs_of_one_job_are_left_out_together() -> None:
         assert {i % len(RUNS) for i in part.test} == {i for i in part.test if i < len(RUNS)}
 
 
+def test_runs_that_differ_by_their_data_alone_are_left_out_together() -> None:
+    training = RUNS[0].job.workload.training
+    more = dataclasses.replace(training, samples=2 * (training.samples or 1000))
+    workload = dataclasses.replace(RUNS[0].job.workload, training=more)
+    job = dataclasses.replace(RUNS[0].job, workload=workload)
+    assert job != RUNS[0].job
+    assert relations.step_of(job) == relations.step_of(RUNS[0].job)
+    runs = [*RUNS, dataclasses.replace(RUNS[0], job=job)]
+    for part in relations.parts(runs, 3)[:3]:
+        assert (0 in part.test) == (len(RUNS) in part.test)
+
+
 # Choosing
 
 
 def left_out(misses: list[list[float]], members: tuple[str, ...] = ("a", "b")) -> LeftOut:
     rows = len(misses)
+    inside: Relation = "inside"
     return LeftOut(
         members=members,
         keys=tuple(Key.of(RUNS[i % len(RUNS)].job) for i in range(rows)),
-        relations=("inside",) * rows,
+        relations=(inside,) * rows,
         devices=("cpu",) * rows,
         parts=tuple(i % 4 for i in range(rows)),
         positions=tuple(range(rows)),
+        steps=tuple(range(rows)),
         misses=np.array(misses),
     )
 
@@ -120,6 +135,34 @@ def test_a_run_has_no_part_in_what_is_chosen_for_it() -> None:
         mix.weights.get("a", 0) * 7.0 - mix.weights.get("b", 0) * 0.1
     )
     assert before[5] != after.missed("near")[5]
+
+
+def test_a_repeat_has_no_part_in_what_is_chosen_for_a_run() -> None:
+    """A repeat is as near as can be, but a job that is asked has none."""
+    misses = [[0.1 + 0.001 * i, -0.1] for i in range(24)]
+    misses[6] = [7.0, -0.1]
+    steps = tuple(5 if i == 6 else i for i in range(24))
+    alone, repeated = left_out(misses), dataclasses.replace(left_out(misses), steps=steps)
+    assert repeated.missed("near")[5] != alone.missed("near")[5]
+    misses[6] = [0.2, -0.1]
+    assert dataclasses.replace(left_out(misses), steps=steps).missed("near")[5] == repeated.missed("near")[5]
+
+
+@pytest.mark.parametrize(("others", "way"), [(0.22, "best"), (0.15, "weighted")])
+def test_several_speak_only_where_that_helps_in_part_after_part(others: float, way: str) -> None:
+    """A gain in one part of four is chance, however large."""
+    parts = np.arange(24) % 4
+    by_way: dict[Way, Array] = {one: np.full(24, 0.2) for one in WAYS}
+    by_way["weighted"] = np.where(parts == 0, 0.0, others)
+    assert choosing._best_way(by_way, np.ones(24, dtype=bool), parts) == way
+
+
+def test_what_was_left_out_comes_back_from_its_document() -> None:
+    tried = left_out([[0.1, -0.1]] * 8)
+    document = json.loads(json.dumps(tried.to_dict()))
+    assert LeftOut.from_dict(document).steps == tried.steps
+    del document["steps"]
+    assert LeftOut.from_dict(document).steps == tried.positions
 
 
 def test_one_that_refuses_has_no_weight() -> None:
@@ -238,6 +281,14 @@ def test_runs_of_a_store_and_a_folder_for_it(home: Path) -> None:
 )
 def test_mistakes_are_told_in_one_line(home: Path, words: tuple[str, ...], line: str) -> None:
     assert line in commands.fails("learn", str(home / "runs.jsonl"), *words)
+
+
+def test_a_cluster_file_that_is_no_text_is_named_once(home: Path) -> None:
+    (home / "odd.toml").write_bytes(b"\xea\x00\xff")
+    said = commands.fails(
+        "learn", str(home / "runs.jsonl"), "--out", "x", "--cluster", str(home / "odd.toml")
+    )
+    assert said.count("odd.toml") == 1
 
 
 def test_learning_needs_runs_and_a_place() -> None:

@@ -140,8 +140,9 @@ def _cluster_in(path: Path, catalog: Catalog) -> Cluster:
     from foretrain.cluster import Cluster
     from foretrain.files import parse_json, read_text
 
+    text = read_text(path)
     try:
-        document = parse_json(read_text(path)) if path.suffix == ".json" else tomllib.loads(read_text(path))
+        document = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
         return Cluster.read(document.get("cluster", document), catalog)
     except (AttributeError, InputError, ValueError) as error:
         raise InputError(f"{path}: {error}") from error

@@ -62,6 +62,8 @@ class LeftOut:
     """Runs that were left out together."""
     positions: tuple[int, ...]
     """Of the run among those learned from."""
+    steps: tuple[int, ...]
+    """The position of the first run of the same step: repeats share it."""
     misses: Array
 
     def __len__(self) -> int:
@@ -130,11 +132,12 @@ class LeftOut:
         )
 
     def missed(self, way: Way) -> Array:
-        """The miss of each left-out run by weights that were found without it and those left out with it."""
+        """The miss of each left-out run by weights that were found without it, its repeats and those left out
+        with it."""
         found = np.full(len(self), np.nan)
-        parts, positions = np.array(self.parts), np.array(self.positions)
+        parts, steps = np.array(self.parts), np.array(self.steps)
         for i in range(len(self)):
-            among = (parts != parts[i]) & (positions != positions[i])
+            among = (parts != parts[i]) & (steps != steps[i])
             kind = self.where(self.relations[i], self.devices[i], among)
             kind = kind if kind.any() else among  # nobody else was left out so: what is known of other kinds
             available = [
@@ -156,6 +159,7 @@ class LeftOut:
             "devices": list(self.devices),
             "parts": list(self.parts),
             "positions": list(self.positions),
+            "steps": list(self.steps),
             "misses": [[float(miss) if math.isfinite(miss) else None for miss in row] for row in self.misses],
         }
 
@@ -163,6 +167,7 @@ class LeftOut:
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
         columns = {name: tuple(document[name]) for name in ("members", "relations", "devices")}
         numbers = {name: tuple(document[name]) for name in ("parts", "positions")}
+        numbers["steps"] = tuple(document.get("steps", numbers["positions"]))
         misses = np.array(document["misses"], dtype=np.float64).reshape(-1, len(columns["members"]))
         keys = tuple(Key(fields=key["fields"], sizes=key["sizes"]) for key in document["keys"])
         return cls(**columns, **numbers, keys=keys, misses=misses)
@@ -181,26 +186,36 @@ def errors_of(misses: Array) -> Array:
 
 def chosen_ways(left_out: LeftOut) -> tuple[dict[Relation, Way], Array]:
     """The way that does best in each relation, and what it misses of every left-out run, the way itself
-    chosen without the runs that were left out together."""
+    chosen without the runs that were left out together and their repeats."""
     by_way = {way: left_out.missed(way) for way in WAYS}
-    relations, parts = np.array(left_out.relations), np.array(left_out.parts)
+    relations = np.array(left_out.relations)
+    parts, steps = np.array(left_out.parts), np.array(left_out.steps)
     ways: dict[Relation, Way] = {}
     misses = np.full(len(left_out), np.nan)
     for relation in dict.fromkeys(left_out.relations):
         mine = relations == relation
-        ways[relation] = _best_way(by_way, mine)
+        ways[relation] = _best_way(by_way, mine, parts)
         for part in np.unique(parts[mine]):
-            others = mine & (parts != part)
-            way = _best_way(by_way, others if others.any() else mine)
             here = mine & (parts == part)
-            misses[here] = by_way[way][here]
+            others = mine & (parts != part) & ~np.isin(steps, steps[here])
+            misses[here] = by_way[_best_way(by_way, others, parts)][here]
     return ways, misses
 
 
-def _best_way(by_way: Mapping[Way, Array], among: Mask) -> Way:
-    errors = {way: _mean(errors_of(misses[among])) for way, misses in by_way.items()}
-    best = min(WAYS, key=lambda way: errors[way])
-    return best if errors[best] < (1 - _BETTER) * errors["best"] else "best"
+def _best_way(by_way: Mapping[Way, Array], among: Mask, parts: npt.NDArray[np.int64]) -> Way:
+    """The best one alone, unless another beats it by enough of its error, and in part after part."""
+    errors = {way: errors_of(misses[among]) for way, misses in by_way.items()}
+    best = min(WAYS, key=lambda way: _mean(errors[way]))
+    enough = _mean(errors[best]) < (1 - _BETTER) * _mean(errors["best"])
+    return best if enough and _steady(errors["best"] - errors[best], parts[among]) else "best"
+
+
+def _steady(gains: Array, parts: npt.NDArray[np.int64]) -> bool:
+    """Whether a gain holds over the parts in which runs were left out: its mean is above its standard error,
+    each part counting once, as runs that were left out together err together."""
+    known = np.isfinite(gains)
+    each = np.array([gains[known & (parts == part)].mean() for part in np.unique(parts[known])])
+    return len(each) > 1 and bool(each.mean() > each.std(ddof=1) / math.sqrt(len(each)))
 
 
 def _mean(values: Array) -> float:

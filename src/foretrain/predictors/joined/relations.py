@@ -32,6 +32,8 @@ WORDS: Mapping[Relation, str] = {
 }
 _ALONG = ("workers", "nodes", "cores", "batch of a worker")
 """Numbers of whose values the largest third is left out."""
+_OF_DATA = frozenset({"samples", "epochs"})
+"""Fields of a training that its step does not depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,13 @@ def device_of(job: Job) -> str:
     return "+".join(sorted({group.device.name for group in job.cluster.groups}))
 
 
+def step_of(job: Job) -> str:
+    """A text that jobs share when their steps are the same: all but how much data they train on."""
+    document = job.to_dict()
+    training = {name: value for name, value in document["training"].items() if name not in _OF_DATA}
+    return json.dumps({**document, "training": training}, sort_keys=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """Positions of runs to learn from and to forecast."""
@@ -103,10 +112,10 @@ class Part:
 
 
 def parts(runs: Sequence[Run], folds: int) -> list[Part]:
-    """Some jobs in turn, some families in turn, each device, and the largest third along each number, as far
+    """Some steps in turn, some families in turn, each device, and the largest third along each number, as far
     as the runs have several; each leaves something to learn from."""
     found = [
-        *_in_turn(runs, lambda run: json.dumps(run.job.to_dict(), sort_keys=True), folds),
+        *_in_turn(runs, lambda run: step_of(run.job), folds),
         *_in_turn(runs, lambda run: family(run.job.workload.model), folds),
         *_in_turn(runs, lambda run: device_of(run.job), folds),
     ]

@@ -12,7 +12,7 @@ from foretrain.job import Job, Run
 from foretrain.predictors.evidence import Key
 from foretrain.predictors.joined.choosing import LeftOut, key_of
 from foretrain.predictors.joined.members import Members, everyone
-from foretrain.predictors.joined.relations import Known, Part, Relation, device_of
+from foretrain.predictors.joined.relations import Known, Part, Relation, device_of, step_of
 
 STEP = "step_time_s"
 
@@ -46,8 +46,11 @@ def try_out(
                     held[name].append(one.low <= measured_s <= one.high)
             rows.append((key_of(job), known.relation(job), device_of(job), number, i, misses))
     keys, kinds, places, numbers, positions, misses_of = zip(*rows, strict=True) if rows else ((),) * 6
+    first: dict[str, int] = {}
+    steps = tuple(first.setdefault(step_of(runs[i].job), i) for i in positions)
     left_out = LeftOut(
         members=speakers, keys=keys, relations=kinds, devices=places, parts=numbers, positions=positions,
+        steps=steps,
         misses=np.array(misses_of, dtype=np.float64).reshape(len(rows), len(speakers)),
     )  # fmt: skip
     return left_out, {name: sum(some) / len(some) for name, some in held.items() if some}
