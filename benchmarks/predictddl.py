@@ -3,13 +3,15 @@
     python benchmarks/predictddl.py score --runs data/cpu16_campaign.jsonl.zst [--embedding FILE ...]
                                           [--results FILE] [--plot FILE]
     python benchmarks/predictddl.py score --runs timm_rtx3090.jsonl --one-each --folds 5
+    python benchmarks/predictddl.py models-out --runs data/links_idle.jsonl.zst --known FILE ...
     python benchmarks/predictddl.py select --runs DIR --out runs.jsonl
     python benchmarks/predictddl.py speed --runs data/cpu16_campaign.jsonl.zst
 
 Beside it stand Ernest, CherryPick, a FLOPs regression and DeletePop. Leave-one-architecture-out and
 leave-family-out: whoever forecasts a run has learned from no run of its architecture (its family). Ernest and
 CherryPick then put all other architectures into one law; beside that they are scored with profiling runs of
-the very workload. ``select`` writes the public runs that the shipped predictors of GPUs learn from.
+the very workload. ``models-out`` leaves the models of one file out of all files, one at a time. ``select``
+writes the public runs that the shipped predictors of GPUs learn from.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import reading
 from foretrain.architectures import family
 from foretrain.capture import cache, capture_job
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
+from foretrain.evaluate import Scores
 from foretrain.job import Run, read_runs
 from foretrain.measure.candidates import Candidates
 from foretrain.measure.design import design
@@ -191,11 +194,9 @@ def line(name: str, measured: Array, found: tuple[Array, Array, Array]) -> str:
     there = np.isfinite(median)
     if not there.any():
         return f"| {name} | 0 | | | | |"
-    error = np.abs(median[there] / measured[there] - 1)
-    inside = (low[there] <= measured[there]) & (measured[there] <= high[there])
-    shares = (error.mean(), np.median(error), np.quantile(error, 0.9))
-    cells = " | ".join(f"{share:.1%}" for share in shares)
-    return f"| {name} | {there.sum()} | {cells} | {inside.mean():.0%} |"
+    scores = Scores.of(measured[there], median[there], low[there], high[there])
+    cells = " | ".join(f"{share:.1%}" for share in (scores.mape, scores.median_ape, scores.p90_ape))
+    return f"| {name} | {scores.n} | {cells} | {scores.coverage:.0%} |"
 
 
 def wanted(name: str, only: Sequence[str]) -> bool:
@@ -213,9 +214,9 @@ def contenders(
         "PredictDDL, ratio form, no embedding": lambda: PredictDDLPredictor(embedding=None),
     }
     for label, path in embeddings.items():
-        made[f"PredictDDL, ratio form, {label}"] = lambda path=path: PredictDDLPredictor(embedding=path)
-        made[f"PredictDDL, paper's form, {label}"] = lambda path=path: PredictDDLPredictor(
-            form="paper", embedding=path
+        made[f"PredictDDL, ratio form, {label}"] = functools.partial(PredictDDLPredictor, embedding=path)
+        made[f"PredictDDL, paper's form, {label}"] = functools.partial(
+            PredictDDLPredictor, form="paper", embedding=path
         )
     return {name: make for name, make in made.items() if wanted(name, only)}
 
@@ -246,6 +247,32 @@ def score(options: argparse.Namespace) -> None:
         options.results.write_text(json.dumps(kept))
     if options.plot:
         plot(kept, options.plot)
+
+
+def models_out(options: argparse.Namespace) -> None:
+    """The models of ``--runs`` one at a time, learned from all files' runs of the others."""
+    keep_graphs()
+    asked = traced(read(options.runs))
+    runs = asked + traced([run for path in options.known for run in read(path)])
+    measured = np.array([run.measured["step_time_s"] for run in runs])
+    held = range(len(asked))
+    print(
+        f"models out: {len(asked)} runs",
+        "| model | runs | MAPE | median | p90 | 80 % intervals hold |",
+        "|---|---|---|---|---|---|",
+        sep="\n",
+    )
+    every = np.full((3, len(runs)), np.nan)
+    for name in sorted({architecture(run) for run in asked}):
+        known = [i for i, run in enumerate(runs) if architecture(run) != name]
+        found = np.array(
+            forecasts(
+                PredictDDLPredictor, runs, [(known, [i for i in held if architecture(runs[i]) == name])]
+            )
+        )
+        every = np.where(np.isfinite(found), found, every)
+        print(line(name, measured, (found[0], found[1], found[2])), flush=True)
+    print(line("all", measured, (every[0], every[1], every[2])))
 
 
 def _score_scales(
@@ -393,10 +420,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    for name, what in (("score", score), ("select", select), ("speed", speed)):
+    for name, what in (
+        ("score", score),
+        ("models-out", models_out),
+        ("select", select),
+        ("speed", speed),
+    ):
         command = commands.add_parser(name)
         command.set_defaults(what=what)
         command.add_argument("--runs", type=reading.existing, required=True)
+        if name == "models-out":
+            command.add_argument("--known", type=reading.existing, nargs="*", default=[])
         if name == "select":
             command.add_argument("--out", type=Path, required=True)
         if name == "score":

@@ -516,9 +516,9 @@ def test_no_arithmetic_is_forecast_faster_than_the_device_can(folder: Path) -> N
     wide = job(folder, width=512)
     assert fast.learned_ is not None
     terms = physics([work := work_of(wide, capture_job(wide))], [wide])
-    assert (
-        float(np.exp(baseline(fast.learned_["cpu: cifar10"].baseline, terms))[0]) >= work.arithmetic_s.sum()
-    )
+    factors = fast.learned_["cpu: cifar10"].baseline
+    assert factors is not None
+    assert float(np.exp(baseline(factors, terms))[0]) >= work.arithmetic_s.sum()
 
 
 def test_a_damaged_folder_is_one_line(fitted: PredictDDLPredictor, tmp_path: Path) -> None:

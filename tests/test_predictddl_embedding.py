@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,23 +22,24 @@ from foretrain.predictors.predictddl.primitives import (
     histogram,
     roofline_s,
 )
-from foretrain.predictors.predictddl.random import sketch, text_sketch
+from foretrain.predictors.predictddl.random import Sketch, sketch, text_sketch
 from foretrain.predictors.predictddl.zoo import sketched
 
 SMALL = [sketch(seed, side=32, deepest=2).primitives() for seed in range(12)] + [
     text_sketch(seed, deepest=2).primitives() for seed in range(8)
 ]
+SKETCHES: list[Callable[[int], Sketch]] = [sketch, text_sketch]
 
 
-@given(st.integers(0, 10_000), st.sampled_from([sketch, text_sketch]))
-def test_a_sketch_is_a_graph_in_topological_order(seed: int, draw: type[object]) -> None:
-    drawn = draw(seed)  # type: ignore[call-arg]
-    graph = drawn.primitives()  # type: ignore[attr-defined]
+@given(st.integers(0, 10_000), st.sampled_from(SKETCHES))
+def test_a_sketch_is_a_graph_in_topological_order(seed: int, draw: Callable[[int], Sketch]) -> None:
+    drawn = draw(seed)
+    graph = drawn.primitives()
     assert (graph.edges[0] < graph.edges[1]).all()
     assert len(cost_targets(graph)) == len(TARGETS)
     for figures in (cost_targets(graph), histogram(graph), roofline_s(graph, 20.0, 9.0, np.ones(len(KINDS)))):
         assert np.isfinite(figures).all()
-    assert all(layer.channels_in % layer.groups == 0 for layer in drawn.layers)  # type: ignore[attr-defined]
+    assert all(layer.channels_in % layer.groups == 0 for layer in drawn.layers)
 
 
 def test_attention_norms_embeddings_and_recurrences_are_nodes_of_their_own() -> None:
@@ -86,8 +89,8 @@ def test_predicted_weights_run_every_kind_of_layer(kind: str) -> None:
 
 
 def test_a_training_that_was_stopped_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
-    training = training_module("training")
-    training_module("training")._SAVED_EVERY, before = 1, training._SAVED_EVERY
+    training: Any = training_module("training")
+    training._SAVED_EVERY, before = 1, training._SAVED_EVERY
     try:
         whole, _ = training.train(training.Costs(SMALL), steps=3)
 

@@ -24,7 +24,7 @@ from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Benefit, option, take_runs
+from foretrain.predictors.base import Benefit, nothing_to_learn, option, take_runs
 from foretrain.predictors.blackbox import QUANTITIES, check_data_parallel, forecast_around, step_times, usable
 from foretrain.predictors.neural import NeuralPredictor, neural_module
 from foretrain.predictors.predictddl.baseline import CPU, GPU, baseline, least, physics
@@ -123,8 +123,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
 
     name: ClassVar[str] = "predictddl"
     home: ClassVar[frozenset[str]] = frozenset(
-        "cpu16_campaign cpu16_ddp links_campaign ray_campaign h200_steps timm_rtx3090 ets_t4 pollux_t4 "
-        "nvidia_deeplearningexamples".split()
+        "cpu16_campaign cpu16_ddp links_campaign links_idle ray_campaign h200_steps timm_rtx3090 ets_t4 "
+        "pollux_t4 nvidia_deeplearningexamples".split()
     )
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     shipped: ClassVar[Path] = SHIPPED
@@ -201,9 +201,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         known, failed = take_runs(kept, self._learnable)
         self.left_out_ = (*left_out, *failed)
         if not known:
-            raise InputError(
-                "runs: none has a step time under data parallelism; predictddl needs at least one"
-            )
+            needs = "none has a step time under data parallelism; predictddl needs at least one"
+            raise nothing_to_learn(needs, self.left_out_)
         earlier = {} if self.fresh or self.learned_ is None else self.learned_
         learned: dict[str, Trained] = {}
         self.benefits_ = {}
