@@ -69,7 +69,9 @@ class Draw:
         if not self.channels_last:
             return module
         three = any(p.dim() == 5 for p in module.parameters())
-        return module.to(memory_format=torch.channels_last_3d if three else torch.channels_last)
+        layout = torch.channels_last_3d if three else torch.channels_last
+        module.to(memory_format=layout)  # type: ignore[call-overload]
+        return module
 
 
 class Plain(nn.Module):
@@ -86,11 +88,13 @@ class Plain(nn.Module):
 Layer = tuple[nn.Module, tuple[Any, ...]]
 KINDS: dict[str, tuple[float, Callable[[Draw], Layer]]] = {}
 """Share of the layers, and how one is drawn."""
+RARE: dict[str, tuple[float, Callable[[Draw], Layer]]] = {}
+"""The same of layers whose sizes lie where few models have theirs, for bags of their own."""
 
 
-def layer(share: float) -> Callable[[Callable[[Draw], Layer]], Callable[[Draw], Layer]]:
+def layer(share: float, rare: bool = False) -> Callable[[Callable[[Draw], Layer]], Callable[[Draw], Layer]]:
     def keep(function: Callable[[Draw], Layer]) -> Callable[[Draw], Layer]:
-        KINDS[function.__name__] = share, function
+        (RARE if rare else KINDS)[function.__name__] = share, function
         return function
 
     return keep
@@ -268,7 +272,8 @@ def written_out(d: Draw) -> Layer:
         scores = (q * width**-0.5) @ k.transpose(-2, -1) + bias
         if masked:
             scores = scores + mask
-        return scores.softmax(-1, dtype=softmax_dtype).to(v.dtype) @ v
+        weights: Tensor = scores.softmax(-1, dtype=softmax_dtype)
+        return weights.to(v.dtype) @ v
 
     qkv = [torch.empty(windows, heads, tokens, width, dtype=d.dtype).requires_grad_() for _ in range(3)]
     table = torch.empty(1, heads, tokens, tokens).requires_grad_()
@@ -629,6 +634,112 @@ def fourier(d: Draw) -> Layer:
     return Plain(lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * 2, s=(side, side))), (x,)
 
 
+# Sizes that few models have
+
+
+@layer(4, rare=True)
+def norm_of_rows(d: Draw) -> Layer:
+    """A batch norm over the rows of a table: nodes of graphs, points, tokens."""
+    c = d.channels(4, 4096)
+    rows = d.size(2, max(4, min(400000, (MOST_ELEMENTS >> 1) // c)))
+    return nn.BatchNorm1d(c, affine=not d.chance(0.1)), (d.tensor(rows, c),)
+
+
+@layer(4, rare=True)
+def norm_of_instances(d: Draw) -> Layer:
+    """Which is a batch norm of one sample with as many channels as all samples have."""
+    rank = d.one(1, 2, 2, 2, 2, 3)
+    c, sides = d.channels(3, 2048), [d.one(2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 64, 128) for _ in range(rank)]
+    shape = [d.size(4, 16000)] if rank == 1 else [min(sides)] * rank
+    n = d.samples(c * math.prod(shape) * 2, 512)
+    kind: Any = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}[rank]
+    return kind(c, affine=d.chance(0.5)), (d.tensor(n, c, *shape),)
+
+
+@layer(2, rare=True)
+def norm_of_many_channels(d: Draw) -> Layer:
+    rank, c = d.one(1, 2, 2, 3), d.channels(1024, 65536)
+    shape = [d.one(1, 1, 2, 3, 4, 7, 8)] * rank
+    n = max(2, d.samples(c * math.prod(shape), 512))
+    kind: Any = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}[rank]
+    return kind(c), (d.tensor(n, c, *shape),)
+
+
+@layer(2, rare=True)
+def norm_of_long_channels(d: Draw) -> Layer:
+    """Few channels of many elements."""
+    c, rank = d.size(1, 32), d.one(1, 2, 2, 3)
+    shape = [d.size(100, 60000)] if rank == 1 else [d.size(16, 700 if rank == 2 else 90)] * rank
+    n = max(2, d.samples(c * math.prod(shape) * 2, 512))
+    kind: Any = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}[rank]
+    if d.chance(0.3):
+        return nn.GroupNorm(1, c), (d.tensor(n, c, *shape),)
+    return kind(c), (d.tensor(n, c, *shape),)
+
+
+@layer(6, rare=True)
+def growing(d: Draw) -> Layer:
+    """Transposed convolutions of generators and decoders, the first of them from a single pixel."""
+    c, k, side = d.channels(8, 1024), d.channels(1, 1024), d.one(1, 2, 4, 4, 7, 8, 8, 16, 16, 32, 64)
+    window, stride, padding, extra = d.one(
+        (4, 2, 1, 0),
+        (4, 2, 1, 0),
+        (4, 2, 1, 0),
+        (3, 2, 1, 1),
+        (5, 2, 2, 1),
+        (2, 2, 0, 0),
+        (4, 1, 0, 0),
+        (7, 1, 0, 0),
+    )
+    n = d.samples(max(c, k * stride**2) * side * side, 256, 2.0 * c * k * (side * window) ** 2)
+    module = nn.ConvTranspose2d(
+        c, k, window, stride=stride, padding=padding, output_padding=extra, bias=d.chance(0.4)
+    )
+    return d.laid_out(module), (d.tensor(n, c, side, side),)
+
+
+@layer(4, rare=True)
+def shrinking(d: Draw) -> Layer:
+    """Convolutions with even windows, as discriminators and patch embeddings of small images have."""
+    c, k = d.channels(1, 1024), d.channels(1, 1024)
+    window, stride, padding = d.one(
+        (4, 2, 1), (4, 2, 1), (4, 1, 1), (4, 1, 0), (2, 2, 0), (6, 2, 2), (8, 8, 0)
+    )
+    side = max(window, d.one(4, 8, 8, 16, 16, 32, 64, 128))
+    n = d.samples(max(c, k // stride**2) * side * side, 512, 2.0 * c * k * (side * window / stride) ** 2)
+    module = nn.Conv2d(c, k, window, stride=stride, padding=padding, bias=d.chance(0.4))
+    return d.laid_out(module), (d.tensor(n, c, side, side),)
+
+
+@layer(2, rare=True)
+def gradient_of_weights(d: Draw) -> Layer:
+    """A convolution whose window is almost the image: how a gradient of a gradient sees weights."""
+    n, c, k = d.size(4, 128), d.channels(3, 256), d.channels(8, 256)
+    side, window, stride = d.one(8, 16, 28, 32, 56), d.one(3, 3, 4), d.one(1, 2)
+    pad = window // 2 if window == 3 else 1
+    outside = (side + 2 * pad - window) // stride + 1
+    n = max(1, min(n, int(MOST_FLOPS / (2.0 * c * k * (window * outside) ** 2))))
+    module = Plain(lambda x, g: F.conv2d(x, g, padding=pad, dilation=stride))
+    return module, (d.tensor(c, n, side, side), d.tensor(k, n, outside, outside))
+
+
+@layer(4, rare=True)
+def edges(d: Draw) -> Layer:
+    """Messages along the edges of a graph, many times as many as there are nodes."""
+    nodes, width = d.size(100, 200000), d.channels(1, 512)
+    nodes = max(2, min(nodes, (MOST_ELEMENTS >> 2) // width))
+    count = max(1, min(nodes * d.size(1, 64), (MOST_ELEMENTS >> 1) // width))
+    x, i, j = d.tensor(nodes, width), d.indices(nodes, count), d.indices(nodes, count)
+    wide = i[:, None].expand(count, width)
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda x: torch.zeros_like(x).index_add(0, i, x[j]),
+        lambda x: torch.zeros_like(x).scatter_add(0, wide, x.index_select(0, j)),
+        lambda x: torch.zeros_like(x).scatter_reduce(0, wide, x[j], "amax", include_self=False),
+        lambda x: torch.zeros_like(x).index_put((i,), x[j], accumulate=True),
+    ]
+    return Plain(d.one(*functions)), (x,)
+
+
 # Bags of them
 
 
@@ -660,17 +771,19 @@ class Bag(nn.Module):
             out = module(*inputs)
             out = out[0] if isinstance(out, tuple) else out
             if out.requires_grad:
-                ends.append(_Ending.apply(out))
+                ends.append(_Ending.apply(out))  # type: ignore[no-untyped-call]
         return torch.stack(ends).sum()
 
 
-def bag(batch: int, seed: int = 0, count: int = 40, dtype: str = "float32", only: str = "") -> Any:
+def bag(
+    batch: int, seed: int = 0, count: int = 40, dtype: str = "float32", only: str = "", rare: bool = False
+) -> Any:
     """So many random layers whose inputs have the dtype."""
-    draw = Draw(seed, dtype)
-    kinds = [kind for kind in KINDS if only in ("", kind)]
-    shares = [KINDS[kind][0] for kind in kinds]
+    draw, every = Draw(seed, dtype), RARE if rare else KINDS
+    kinds = [kind for kind in every if only in ("", kind)]
+    shares = [every[kind][0] for kind in kinds]
     layers = []
     for kind in draw.random.choices(kinds, shares, k=count):
         draw.channels_last = draw.random.random() < 0.45
-        layers.append(KINDS[kind][1](draw))
+        layers.append(every[kind][1](draw))
     return Bag(layers), (torch.empty(batch, 1, requires_grad=True),), lambda out: out

@@ -38,7 +38,7 @@ LONGEST_S = 4e-3
 """Of an operator that is kept, by the shipped models."""
 
 
-def jobs(bags: int, seed: int) -> list[Job]:
+def jobs(bags: int, seed: int, rare: bool) -> list[Job]:
     """A training step for each bag, forward only in one of seven."""
 
     draw, precisions = random.Random(seed), list(PRECISIONS)
@@ -46,6 +46,8 @@ def jobs(bags: int, seed: int) -> list[Job]:
     for number in range(bags):
         precision = precisions[number % len(precisions)]
         args = {"seed": draw.randrange(1 << 30), "count": 40, "dtype": PRECISIONS[precision]}
+        if rare:
+            args["rare"] = True
         training = {
             "mode": "infer" if number % 7 == 3 else "train",
             "precision": precision,
@@ -99,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bags", type=int, default=800)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rare", action="store_true", help="Layers of sizes that few models have.")
     parser.add_argument("--count", type=int, default=60000, help="Operators to write at most.")
     parser.add_argument("--known", type=Path, nargs="*", default=[], help="Datasets of measured operators.")
     parser.add_argument("--out", type=Path, required=True)
@@ -106,7 +109,7 @@ def main() -> None:
 
     known = {key for path in arguments.known for key in load_columns(path)["key"]}
     graphs = []
-    for job in jobs(arguments.bags, arguments.seed):
+    for job in jobs(arguments.bags, arguments.seed, arguments.rare):
         try:
             graphs.append((capture_job(job), job.workload.training.precision))
         except ForetrainError as error:

@@ -88,7 +88,7 @@ class _Poisoned(Exception):
 def _time(group: list[Instance], device: str) -> Iterable[tuple[Instance, Timing | str]]:
     if device == "cuda":
         try:
-            return _cuda_timer().time(group)
+            return list(_cuda_timer().time(group))
         except RuntimeError as error:
             raise _Poisoned(f"the GPU reported {first_line(error)!r}") from error
     return [(instance, _cpu(instance)) for instance in group]
