@@ -283,6 +283,12 @@ def test_batch_norm_without_weights_is_torchs_own() -> None:
     assert "native_batch_norm" in launched(graph)
 
 
+def test_batch_norm_of_rows_is_torchs_own() -> None:
+    graph = trace(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), ROWS)
+    assert "native_batch_norm" in launched(graph)
+    assert "native_batch_norm_backward" in launched(graph, "backward")
+
+
 def heads(count: int = 4, length: int = 16, width: int = 32) -> Tensor:
     return torch.zeros(2, count, length, width)
 
@@ -356,7 +362,7 @@ def test_flash_attention_pads_its_heads_to_a_multiple_of_eight() -> None:
     [("fp32", "float32"), ("amp-bf16", "float16"), ("amp-fp16", "float16"), ("bf16", "bfloat16")],
 )
 def test_a_recurrence_is_one_cudnn_call(
-    layer: type[nn.RNNBase], mode: int, precision: str, dtype: str
+    layer: Callable[..., nn.RNNBase], mode: int, precision: str, dtype: str
 ) -> None:
     graph = trace(layer(8, 16, num_layers=2, bidirectional=True), STEPS, precision=precision)
     forward, backward = only(graph, "_cudnn_rnn"), only(graph, "_cudnn_rnn_backward")
@@ -407,12 +413,13 @@ def plain_results() -> list[Any]:
     """What torch does without us, on the CPU and on meta."""
     torch.manual_seed(0)
     linear, row = nn.Linear(8, 8), torch.randn(2, 8)
+    heads = row[None, None]
     return [
         linear(row).tolist(),
         nn.Linear(8, 8, device="meta")(row.to("meta")).dtype,
         F.layer_norm(row.bfloat16(), (8,)).dtype,
         F.dropout(row, 0.5).tolist(),
-        F.scaled_dot_product_attention(*[row[None, None]] * 3).tolist(),
+        F.scaled_dot_product_attention(heads, heads, heads).tolist(),
     ]
 
 

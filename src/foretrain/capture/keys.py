@@ -17,7 +17,7 @@ from foretrain.job import Job
 from foretrain.library_changes import LIBRARIES, Change, changes_undone
 from foretrain.workload import Model
 
-_REVISIONS = {"timm": 4, "torchvision": 5, "transformers": 7, "diffusion": 3, "python": 8, "onnx": 5}
+_REVISIONS = {"timm": 5, "torchvision": 5, "transformers": 8, "diffusion": 3, "python": 9, "onnx": 6}
 """Raised when what is traced of a source's models changes, so that older cached graphs are made anew."""
 
 _FP8_REVISION = 3

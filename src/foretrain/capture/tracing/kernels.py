@@ -37,12 +37,12 @@ _SAME = {
 
 
 def _cudnn_batch_norm(args: Mapping[str, Any], inputs: tuple[TensorSpec, ...]) -> bool:
-    """cuDNN takes fp32, and fp16 with fp32 weights; bf16 and affine-free layers stay with torch's own
-    kernels."""
+    """cuDNN takes fp32, and fp16 with fp32 weights; bf16, affine-free layers and tables of rows stay with
+    torch's own kernels."""
     if "weight" not in args:
         return False
     x, weight = (inputs[int(args[name][1:])] for name in ("input", "weight"))
-    return x.dtype in ("float32", "float16") and weight.dtype == "float32"
+    return len(x.shape) > 2 and x.dtype in ("float32", "float16") and weight.dtype == "float32"
 
 
 _RESERVED = {0: 2.0, 1: 2.0, 2: 5.5, 3: 6.2}
