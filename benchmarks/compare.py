@@ -97,7 +97,7 @@ def checked_out(base: str, folder: Path) -> Path:
 
 def forecasts(tree: Path, jobs: Path, out: Path, processes: int) -> Forecasts:
     """What ``foretrain predict --jobs`` of a tree says, by line."""
-    command = [sys.executable, "-m", "foretrain", "predict", "--jobs", jobs, "--out", out.resolve()]
+    command = [sys.executable, "-m", "foretrain", "predict", "--jobs", str(jobs), "--out", str(out.resolve())]
     subprocess.run(
         [*command, "--processes", str(processes)],
         env={**os.environ, "PYTHONPATH": str((tree / "src").resolve())},

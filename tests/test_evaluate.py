@@ -18,7 +18,17 @@ from commands import run as command
 from foretrain.architectures import family
 from foretrain.cluster import Catalog
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
-from foretrain.evaluate import SPLITS, Evaluation, Fold, bound_of, evaluate, job_key, leaderboard, split_runs
+from foretrain.evaluate import (
+    SPLITS,
+    Evaluation,
+    Fold,
+    Scores,
+    bound_of,
+    evaluate,
+    job_key,
+    leaderboard,
+    split_runs,
+)
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
@@ -790,3 +800,15 @@ def test_a_wide_table_has_all_figures(tmp_path: Path) -> None:
     narrow, wide = (evaluation_table(document["results"], wide=wide) for wide in (False, True))
     assert [column.header for column in wide.columns if column.header not in HEADINGS] == ["MRE", "RMSE"]
     assert [column.header for column in narrow.columns] == HEADINGS
+
+
+def test_scores_have_one_definition_by_hand() -> None:
+    scores = Scores.of([1.0, 2.0, 4.0], [1.1, 1.0, 4.0], [1.0, 0.5, 4.5], [1.2, 1.5, 5.0])
+    assert scores.mape == pytest.approx((0.1 + 0.5 + 0.0) / 3)
+    assert scores.median_ape == pytest.approx(0.1)
+    assert scores.bias == 0.0
+    assert scores.mre == pytest.approx(1.1 / 7.0)
+    assert scores.rmse == pytest.approx((1.01 / 3) ** 0.5)
+    assert scores.coverage == pytest.approx(1 / 3)
+    assert Scores.of([1.0], [1.0]).coverage is None
+    assert Scores.of_errors([0.5, -0.1]).mape == pytest.approx(0.3)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commands import fails, ok
+from commands import fails, ok, run
 from foretrain.leaderboard import Point, board, calibration, groups, tasks, worst
 from foretrain.report.board import markdown, size_of
 
@@ -126,5 +126,33 @@ def test_the_command_writes_the_board(files: list[Path], tmp_path: Path) -> None
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
 
 
+def test_a_file_without_runs_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    assert "empty.jsonl: empty" in fails("leaderboard", str(tmp_path / "empty.jsonl"))
+
+
+def test_files_that_are_no_text_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "odd.jsonl").write_bytes(b"\xea\x00\xff")
+    assert "cannot be read (it is no text in UTF-8)" in fails("leaderboard", str(tmp_path / "odd.jsonl"))
+
+
 def test_files_that_are_not_there_are_one_line(tmp_path: Path) -> None:
     assert "gone.jsonl" in fails("leaderboard", str(tmp_path / "gone.jsonl"), "--predictor", "ernest")
+
+
+def test_a_work_folder_that_is_a_file_is_one_line(files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = fails("leaderboard", str(files[0]), "--work", str(tmp_path / "file"))
+    assert "file: cannot be written" in said
+
+
+def test_a_board_on_which_nothing_could_be_scored_says_why(files: list[Path], tmp_path: Path) -> None:
+    line = json.loads(files[0].read_text().splitlines()[0])
+    line["job"]["model"] = {"source": "graph", "name": "gone.json.zst"}
+    (tmp_path / "gone.jsonl").write_text(json.dumps(line) + "\n")
+    result = run("leaderboard", str(tmp_path / "gone.jsonl"), "--predictor", "roofline")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "not scored: roofline on gone, as shipped: " in result.stderr
+    assert "gone.json.zst" in result.stderr
+    assert result.stderr.endswith("foretrain: nothing could be scored\n")

@@ -6,9 +6,12 @@ import json
 
 import pytest
 
+import commands
 from commands import fails
-from foretrain.errors import InputError
-from foretrain.job import read_runs
+from foretrain.errors import CaptureError, InputError
+from foretrain.forecast import Forecast
+from foretrain.job import Job, read_runs
+from foretrain.predictors.roofline import RooflinePredictor
 from foretrain.validation import FOLDER, tables, validate
 
 
@@ -45,3 +48,13 @@ def test_tables_are_json_lines_without_blank_fields() -> None:
     for name in tables():
         for line in (FOLDER / f"{name}.jsonl").read_text().splitlines():
             assert set(json.loads(line)) == {"job", "measured", "provenance"}
+
+
+def test_forecasts_that_all_failed_end_the_command_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: RooflinePredictor, job: Job) -> Forecast:
+        raise CaptureError("model: cannot be traced here")
+
+    monkeypatch.setattr(RooflinePredictor, "predict", refuse)
+    result = commands.run("validate", "torchtitan_2024", "--predictor", "roofline")
+    assert result.exit_code == 1
+    assert "roofline: model: cannot be traced here (5 more like it)" in result.stderr

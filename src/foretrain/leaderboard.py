@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from foretrain import predictors
 from foretrain.architectures import family
 from foretrain.catalog import Catalog
-from foretrain.errors import ForetrainError, first_line
-from foretrain.evaluate import Comparison, Evaluation, Result, evaluate, job_key
+from foretrain.errors import ForetrainError, InputError, first_line
+from foretrain.evaluate import Comparison, Evaluation, Result, Scores, evaluate, job_key
 from foretrain.files import parse_json, read_text, write_atomically
 from foretrain.job import RESOURCE_FIGURES, Run, text_lines
 from foretrain.predictors.base import Predictor
@@ -154,6 +152,9 @@ def board(
     """
     todo = list(tasks(names or predictors.names(), files))
     facts = {path: _facts(path, catalog or Catalog.load()) for path in dict.fromkeys(files)}
+    for path, known in facts.items():
+        if not known and not any(text_lines(path)):
+            raise InputError(f"{path}: empty; a runs file has one run per line")
     results: list[Result] = []
     points: list[Point] = []
     missing: list[str] = []
@@ -171,6 +172,8 @@ def board(
         wanted = _wanted(predictors.class_of(task.predictor))
         results += [one for one in (*scored.results, *scored.by_bound) if one.quantity in wanted and one.n]
         rows = [row for row in scored.runs if row.quantity in wanted]
+        if not rows and scored.failures:
+            missing.append(f"{task}: {scored.reasons[0].reason}")
         points += [_point(row, task.split, facts[Path(row.runs_file)]) for row in rows]
     return Board(
         results=tuple(results), points=tuple(points), noise=tuple(_noise(facts)), missing=tuple(missing)
@@ -288,14 +291,18 @@ def groups(points: Sequence[Point], by: Callable[[Point], str]) -> list[Group]:
 
 
 def _group(label: str, points: Sequence[Point]) -> Group:
-    errors = np.array([point.error for point in points])
+    measured, predicted, low, high = (
+        [getattr(point, name) for point in points] for name in ("measured", "predicted", "low", "high")
+    )
+    scores = Scores.of(measured, predicted, low, high)
+    assert scores.coverage is not None
     return Group(
         label=label,
-        n=len(points),
-        mape=float(np.abs(errors).mean()),
-        median_ape=float(np.median(np.abs(errors))),
-        bias=float(np.median(errors)),
-        coverage=sum(point.low <= point.measured <= point.high for point in points) / len(points),
+        n=scores.n,
+        mape=scores.mape,
+        median_ape=scores.median_ape,
+        bias=scores.bias,
+        coverage=scores.coverage,
     )
 
 

@@ -87,14 +87,19 @@ def evaluate(
         write_atomically(json_out, dump(document))
         say(f"{len(document['results']):,} results, {len(document['runs']):,} comparisons in {json_out}")
     show(evaluation_table([*document["results"], *document["by_bound"]], wide=width() >= _WIDE))
-    for kind in ("failed", "unsupported"):
-        _tell(kind, [reason for reason in document["reasons"] if reason["kind"] == kind])
-    if document["failures"] and not document["runs"]:
-        raise typer.Exit(1)
+    tell_reasons(document)
 
 
 _WIDE = 120
 """Characters of a line that hold all figures; ``--json`` has them anyway."""
+
+
+def tell_reasons(document: Mapping[str, Any]) -> None:
+    """Why runs have no forecast; where none has and some failed, that is the end of the command."""
+    for kind in ("failed", "unsupported"):
+        _tell(kind, [reason for reason in document["reasons"] if reason["kind"] == kind])
+    if document["failures"] and not document["runs"]:
+        raise typer.Exit(1)
 
 
 def _tell(kind: str, reasons: Sequence[Mapping[str, Any]]) -> None:

@@ -49,6 +49,8 @@ def leaderboard(
 
     if out is not None:
         check_target(out, folder=True)
+    if work is not None:
+        check_target(work, folder=True)
 
     def starting(task: Task, done: int, total: int) -> None:
         say(f"{done + 1} of {total}: {task}")
@@ -67,4 +69,7 @@ def leaderboard(
         write_atomically(out / "board.json", dump(made.to_dict()))
         write_board(made, out / "board.html")
         say(f"{len(made.results):,} scores of {len(made.points):,} forecasts in {out}")
+    if not made.results:
+        say("nothing could be scored")
+        raise typer.Exit(1)
     show(evaluation_table([one for one in made.to_dict()["results"] if one["quantity"] == "step_time_s"]))

@@ -10,6 +10,7 @@ import typer
 
 from foretrain.cli import completion
 from foretrain.cli.app import registry, say, show
+from foretrain.cli.evaluate import tell_reasons
 from foretrain.cli.job_options import PREDICTOR_HELP
 from foretrain.cli.scale_out import ProcessesOption, hush_ray, one_thread
 
@@ -57,3 +58,4 @@ def validate(
         write_atomically(
             json_out, dump({"results": short, "rows": [dataclasses.asdict(row) for row in rows]})
         )
+    tell_reasons(document)

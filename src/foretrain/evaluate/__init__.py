@@ -19,6 +19,7 @@ from foretrain.cluster import Cluster
 from foretrain.errors import ForetrainError, InputError, first_line, invalid
 from foretrain.evaluate.folds import DIMENSIONS, SPLITS, Fold, job_key, split_runs, thinned
 from foretrain.evaluate.forecasts import Answer, Asked, answer_all
+from foretrain.evaluate.scores import Scores
 from foretrain.fanout import Progress
 from foretrain.files import parse_json
 from foretrain.job import QUANTITIES, Run, text_lines
@@ -28,7 +29,8 @@ from foretrain.step.assembly import HOST_BOUND
 
 __all__ = [
     "BOUNDS", "DIMENSIONS", "SPLITS", "Bound", "Comparison", "Evaluation", "Failure", "Fold", "Reason",
-    "Result", "Unsupported", "bound_of", "evaluate", "job_key", "leaderboard", "split_runs",
+    "Result", "Scores", "Unsupported", "bound_of", "evaluate", "job_key", "leaderboard", "scores_of",
+    "split_runs",
 ]  # fmt: skip
 
 
@@ -379,6 +381,14 @@ def _compare_run(
     return rows, reasons
 
 
+def scores_of(rows: Sequence[Comparison]) -> Scores:
+    """How far the forecasts of one or more comparisons are off, all together."""
+    measured, predicted, low, high = (
+        [getattr(row, name) for row in rows] for name in ("measured", "predicted", "low", "high")
+    )
+    return Scores.of(measured, predicted, low, high)
+
+
 def _result(
     predictor: str,
     file: str,
@@ -390,22 +400,12 @@ def _result(
     bound: Bound | None = None,
 ) -> Result:
     mine = [row for row in rows if row.quantity == quantity and row.runs_file == file]
-    errors = np.array([row.error for row in mine])
     figures: dict[str, Any] = dict.fromkeys(
         ("mape", "median_ape", "p90_ape", "bias", "coverage", "mre", "rmse")
     )
     if mine:
-        measured = np.array([row.measured for row in mine])
-        off = np.array([row.predicted for row in mine]) - measured
-        figures = {
-            "mape": float(np.abs(errors).mean()),
-            "median_ape": float(np.median(np.abs(errors))),
-            "p90_ape": float(np.quantile(np.abs(errors), 0.9)),
-            "bias": float(np.median(errors)),
-            "coverage": sum(row.low <= row.measured <= row.high for row in mine) / len(mine),
-            "mre": float(np.abs(off).mean() / measured.mean()),
-            "rmse": float(np.sqrt((off**2).mean())),
-        }
+        scores = scores_of(mine)
+        figures = {name: getattr(scores, name) for name in figures}
     return Result(
         predictor=predictor,
         quantity=quantity,
