@@ -412,6 +412,7 @@ predict job.json --set plan.nope=1 -> plan.nope: 'nope' is not a known key; allo
 predict job.json --set training.graphs=some -> job.json: training.graphs: 'some' is not one of layers, none, step
 predict job.json --set plan -> --set: 'plan' is not of the form section.field=value, such as plan.reshard=false
 predict --from nothing.sh -> nothing.sh: there is no such file
+predict --from folder.jsonl -> folder.jsonl: is a folder, not a file
 predict --from job.json -> job.json: a job file already; give it without --from
 predict --from job.json --jobs jobs.jsonl -> --from is for one job, not for --jobs
 predict --jobs jobs.jsonl --write-job job.toml -> --write-job is for one job, not for --jobs
@@ -589,7 +590,7 @@ fit deletepop run_nan.jsonl -o out -> run_nan.jsonl:1: measured.step_time_s: nan
 fit deletepop run_inf.jsonl -o out -> run_inf.jsonl:1: measured.step_time_s: inf is not a finite number above zero
 fit deletepop run_neg.jsonl -o out -> run_neg.jsonl:1: measured.step_time_s: -1.0 is not a finite number above zero
 fit deletepop run_huge.jsonl -o out -> run_huge.jsonl:1: measured.step_time_s: inf is not a finite number above zero
-fit deletepop run_unmeasured.jsonl -o out -> runs: none has a step, phase or busy time that can be learned from; calibration needs at least
+fit deletepop run_unmeasured.jsonl -o out -> runs: none has a step, phase or busy time that can be learned from; calibration needs at least one (graph.json.zst
 fit deletepop runs.jsonl -> Missing option '--out' / '-o'
 fit deletepop runs.jsonl -o empty.json -> empty.json: cannot be written (empty.json is not a directory)
 fit deletepop runs.jsonl -o empty.json/out -> empty.json/out: cannot be written (empty.json is not a directory)
@@ -747,7 +748,7 @@ measure ops ops.jsonl -o empty.json/o.jsonl --device cpu -> empty.json/o.jsonl: 
 measure ops ops.jsonl -o runs.jsonl --device cpu -> runs.jsonl:1: operator: not the line of a measured operator, which has a key
 measure ops ops.jsonl -o broken.jsonl --device cpu -> broken.jsonl:1: not JSON
 measure ops ops.jsonl -o binary.jsonl --device cpu -> binary.jsonl: cannot be read
-measure ops ops.jsonl -o o.jsonl --device tpu -> Invalid value for '--device': Value error, 'tpu' is not one of 'cuda', 'cpu'
+measure ops ops.jsonl -o o.jsonl --device tpu -> --device: 'tpu' is not one of 'cuda', 'cpu'
 measure ops ops.jsonl -o o.jsonl -> device: 'cuda' is not available: torch finds no GPU; use --device cpu
 measure ops ops.jsonl -o o.jsonl --device cpu --budget soon -> budget: 'soon' is not a time such as "3h", "1d 12h" or "90 min"
 measure ops ops.jsonl -o o.jsonl --device cpu --budget -1s -> budget: '-1s' is not a time such as "3h", "1d 12h" or "90 min"
@@ -802,8 +803,8 @@ measure steps jobs.jsonl -o s.jsonl -> device: 'cuda' is not available: torch fi
 measure steps missing.toml -o s.jsonl --device cpu -> missing.toml: cannot be read (No such file or directory)
 measure steps jobs.jsonl -o folder.jsonl --device cpu -> folder.jsonl: cannot be written (Is a directory)
 measure steps jobs.jsonl -o ops.jsonl --device cpu -> ops.jsonl:1: run: a run is a table with job and measured (and provenance)
-measure steps jobs.jsonl -o s.jsonl --device tpu -> Invalid value for '--device': Value error, 'tpu' is not one of 'cuda', 'cpu'
-measure steps jobs.jsonl -o s.jsonl --device cpu --seconds x -> Invalid value for '--seconds': Input should be a valid number, unable to parse string as a
+measure steps jobs.jsonl -o s.jsonl --device tpu -> --device: 'tpu' is not one of 'cuda', 'cpu'
+measure steps jobs.jsonl -o s.jsonl --device cpu --seconds x -> --seconds: 'x' is not a valid number
 measure steps jobs.jsonl -o s.jsonl --device cpu --seconds nan -> --seconds: nan is not a time above 0
 measure steps jobs.jsonl -o s.jsonl --device cpu --seconds -1 -> --seconds: -1.0 is not a time above 0
 measure steps jobs.jsonl -o s.jsonl --device cpu --budget soon -> budget: 'soon' is not a time such as "3h", "1d 12h" or "90 min"
@@ -839,7 +840,7 @@ measure campaign c_ok.toml -o c.jsonl --device nope -> device: 'nope' is not one
 measure campaign c_ok.toml -o c.jsonl --device h100 -> device: 'h100-sxm-80gb' needs an NVIDIA GPU, and there is none here
 measure campaign c_ok.toml -o c.jsonl --address x:1 -> address: 'x:1' is for --on ray, not for --on local
 measure campaign c_ok.toml -o c.jsonl --on torchrun --ray -> --ray stands for --on ray and its --address; give one or the other
-measure campaign c_ok.toml -o c.jsonl --seconds x -> Invalid value for '--seconds': Input should be a valid number, unable to parse string as a
+measure campaign c_ok.toml -o c.jsonl --seconds x -> --seconds: 'x' is not a valid number
 measure campaign c_ok.toml -o c.jsonl --seconds nan -> seconds: nan is not a time of 0 or more
 measure campaign c_ok.toml -o c.jsonl --seconds -1 -> seconds: -1.0 is not a time of 0 or more
 measure campaign c_ok.toml -o c.jsonl --period 0s -> period: 0.0 is not a time greater than zero
@@ -865,8 +866,8 @@ runs list --store job.toml -> job.toml:1: not JSON
 runs list --store nope://x -> store: 'nope://x' is not a URL such as sqlite:///runs.db or postgresql+psycopg://user@host/name
 runs list --store mysql://x/y -> store: 'mysql://x/y' is not a URL such as sqlite:///runs.db or
 runs list --store "sqlite:///folder/" -> sqlite:///folder/: there is no such file; `foretrain runs import` makes it
-runs list --store runs.jsonl --limit 0 -> Invalid value for '--limit': Input should be greater than or equal to 1
-runs list --store runs.jsonl --limit x -> Invalid value for '--limit': Input should be a valid integer, unable to parse string as an
+runs list --store runs.jsonl --limit 0 -> --limit: '0' is not greater than or equal to 1
+runs list --store runs.jsonl --limit x -> --limit: 'x' is not a valid integer
 runs list --store runs.jsonl --quantity nope -> --quantity: 'nope' is not one of 33 known names
 runs show -> Missing argument 'ID'
 runs show zzz --store runs.jsonl -> id: 'zzz' is not the start of an id (digits and the letters a to f), as `foretrain runs list`
@@ -973,6 +974,7 @@ schedule trace.csv --cluster 2x4xv100 --seeds x -> --seeds: 'x' is not a valid i
 schedule trace.csv --cluster 2x4xv100 --processes 0 -> processes: 0 is not a whole number of at least 1
 schedule trace.csv --cluster 2x4xv100 --log x.txt -> --log: 'x.txt' is not a file that ends in one of .csv, .parquet
 schedule --generate jobs=x --cluster 2x4xv100 -> generate.jobs: 'x' is not a number
+schedule --generate jobs=3,jobs=4 --cluster 2x4xv100 -> generate.jobs: '4' is a second value; give one
 schedule --generate jobs=0 --cluster 2x4xv100 -> generate.jobs: 0 is not above zero
 schedule --generate colour=3 --cluster 2x4xv100 -> generate: 'colour=3' is not one of jobs, gap, median, spread, groups, elastic, seed = a value
 schedule --generate jobs=3,gap=x --cluster 2x4xv100 -> generate.gap: 'x' is not a time such as "3h", "1d 12h" or "90 min"

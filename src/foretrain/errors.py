@@ -80,14 +80,16 @@ def invalid(field: str, value: object, allowed: str) -> InputError:
 
 
 _LISTED = 32
-"""Names that are listed at most."""
+"""Names that are listed at most, where no other number is given."""
 
 
-def unknown(field: str, value: object, names: Iterable[str], what: str = "one of") -> InputError:
+def unknown(
+    field: str, value: object, names: Iterable[str], what: str = "one of", most: int = _LISTED
+) -> InputError:
     """A name that is not in a closed set, with the nearest one as a suggestion when there is a near one."""
     known = sorted(names)
     whatever_case = {name.lower(): name for name in known}
     near = difflib.get_close_matches(str(value).lower(), whatever_case, n=3, cutoff=0.55)
     hint = f" (did you mean {' or '.join(whatever_case[name] for name in near)}?)" if near else ""
-    listed = (", ".join(known) or "none") if len(known) <= _LISTED else f"{len(known)} known names"
+    listed = (", ".join(known) or "none") if len(known) <= most else f"{len(known)} known names"
     return InputError(f"{field}: {value!r} is not {what} {listed}{hint}")

@@ -17,8 +17,10 @@ def read_text(path: Path) -> str:
     try:
         content = decompressed(path) if path.suffix == ".zst" else path.read_bytes()
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: cannot be read (it is no text in UTF-8)") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def decompressed(path: Path) -> bytes:

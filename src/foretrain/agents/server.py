@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from mcp import types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
+from foretrain import __version__
 from foretrain.agents.terms import Terms
 from foretrain.agents.tools import INSTRUCTIONS, TOOLS
 from foretrain.report import dump
@@ -63,13 +63,9 @@ def make_server(worker: ToolProcess) -> Server[Any]:
     async def call_tool(_context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         return _result(await worker.ask(params.name, params.arguments or {}))
 
-    try:
-        own_version = version("foretrain")
-    except PackageNotFoundError:
-        own_version = ""
     return Server(
         "foretrain",
-        version=own_version,
+        version=__version__,
         instructions=INSTRUCTIONS,
         on_list_tools=list_tools,
         on_call_tool=call_tool,

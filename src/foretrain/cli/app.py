@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from foretrain import __version__
 from foretrain.errors import ForetrainError, InputError, libraries_named
 from foretrain.interrupts import ended_as_interrupted, exit_code
 from foretrain.progress import tell
@@ -153,6 +154,9 @@ def _loaded(name: str) -> Any:
 
 def _lighten(command: Any, ctx: Any) -> None:
     lighten(command.get_params(ctx))
+    for one in getattr(command, "commands", {}).values():
+        if one is not None:  # one of a group; the whole command's own are loaded when asked for
+            _lighten(one, ctx)
 
 
 def lighten(parameters: Iterable[Any]) -> None:
@@ -192,12 +196,7 @@ def _wrong_value(param: Any, value: Any, message: str) -> str:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            typer.echo(f"foretrain {version('foretrain')}")
-        except PackageNotFoundError:
-            typer.echo("foretrain (from source, not installed)")
+        typer.echo(f"foretrain {__version__}")
         raise typer.Exit
 
 

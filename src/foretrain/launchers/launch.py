@@ -182,7 +182,9 @@ class _Session:
         if str(path) in self.files:
             return
         if not path.is_file():
-            raise InputError(f"{path}: there is no such file")
+            raise InputError(
+                f"{path}: {'is a folder, not a file' if path.is_dir() else 'there is no such file'}"
+            )
         self.files.append(str(path))
         if path.suffix == ".py":
             self.add_python(path, function or None)

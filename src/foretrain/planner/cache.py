@@ -127,6 +127,7 @@ def _document(found: Found) -> dict[str, Any]:
                 "doubtful": [_rating(one) for one in cluster.doubtful],
                 "least": None if cluster.least is None else [cluster.least[0], _plan(cluster.least[1])],
                 "hopeless": cluster.hopeless,
+                "untraced": cluster.untraced,
                 "tried": [[dataclasses.asdict(cut), time_s] for cut, time_s in cluster.tried.items()],
                 "refused": list(cluster.space.refused)[:1],
             }
@@ -154,6 +155,7 @@ def _read(document: Any, spaces: Sequence[Space]) -> Found:
                 doubtful=[_made_rating(rating) for rating in one["doubtful"]],
                 least=None if one["least"] is None else (one["least"][0], _made_plan(one["least"][1])),
                 hopeless=one["hopeless"],
+                untraced=one["untraced"],
                 tried={Cut(**cut): time_s for cut, time_s in one["tried"]},
             )
         )

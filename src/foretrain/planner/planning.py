@@ -249,7 +249,7 @@ def nothing_on(one: OnCluster) -> Nothing:
         why = "time was up before a plan was looked at"
         return Nothing(job=one.space.job, need=None, leanest=None, why=why)
     if one.least is None:
-        reason = next(iter(one.space.refused), "no plan is legal")
+        reason = one.untraced or next(iter(one.space.refused), "no plan is legal")
         return Nothing(job=one.space.job, need=None, leanest=None, why=reason)
     need, plan = one.least
     sizes = sorted({group.device.memory_bytes for group in cluster.groups})

@@ -59,6 +59,8 @@ class Rated:
     hopeless: bool = False
     """Whether no plan of any cut fits."""
     refused: Counter[str] = field(default_factory=Counter)
+    untraced: str = ""
+    """Why the model could not be traced so cut."""
 
     def add_too_large(self, least_s: float) -> None:
         self.too_large += 1
@@ -89,6 +91,7 @@ def rate_cut(
                 found.nearest(rating.plan, 1.0)
     except (CaptureError, InputError, UnsupportedJob) as error:
         found.refused[f"{cut.words}: {first_line(error)}"] += max(1, len(plans))
+        found.untraced = str(error) if isinstance(error, CaptureError) else ""
     found.refused.update(space.refused - before)
     return found
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from foretrain.errors import CaptureError
 from foretrain.fanout import Crew
 from foretrain.plan import Plan
 from foretrain.planner.rating import Rated, Rating, order, rate_cut
@@ -50,6 +51,8 @@ class OnCluster:
     """Cuts of which nothing fits, with the least that they need over what there is."""
     hopeless: bool = False
     """Whether no cut can fit."""
+    untraced: str = ""
+    """Why the model could not be traced in a cut."""
     unlaunchable: str = ""
     """What its framework has no word for in a plan that was found."""
     cuts: dict[Cut, list[Cut]] = field(default_factory=dict)
@@ -64,6 +67,7 @@ class OnCluster:
         self.tried[cut] = rated.best[0].time_s if rated.best else math.inf
         self.too_large[cut] = rated.too_large_s
         self.hopeless = self.hopeless or rated.hopeless
+        self.untraced = self.untraced or rated.untraced
         if not rated.best:
             self.needs[cut] = rated.least[0] if rated.least else math.inf
         self.best = heapq.nsmallest(KEPT, [*self.best, *rated.best], key=order)
@@ -148,6 +152,8 @@ def search(
             if time_is_up() or all(one.best for one in found.clusters):
                 break
     time_is_up()
+    if found.clusters and all(one.untraced and not one.best and one.least is None for one in found.clusters):
+        raise CaptureError(found.clusters[0].untraced)
     found.left = len({cut for one in found.clusters for cut in one.cuts if cut not in one.tried})
     return found
 

@@ -270,6 +270,12 @@ def take_runs(runs: Iterable[Run], take: Callable[[Run], Taken]) -> tuple[list[T
     return taken, tuple(left_out)
 
 
+def nothing_to_learn(needs: str, left_out: Sequence[str]) -> InputError:
+    """No run can be learned from: what is needed, and why the first one was left out."""
+    more = f"; {len(left_out) - 1:,} more left out" if len(left_out) > 1 else ""
+    return InputError(f"runs: {needs}" + (f" ({left_out[0]}{more})" if left_out else ""))
+
+
 def read_saved(folder: Path) -> dict[str, Any]:
     """The ``predictor.json`` of a folder, of this version."""
     path = folder / FILE

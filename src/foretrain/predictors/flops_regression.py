@@ -14,7 +14,7 @@ from foretrain.capture import capture_job
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor, take_runs
+from foretrain.predictors.base import Predictor, nothing_to_learn, take_runs
 from foretrain.predictors.blackbox import (
     QUANTITIES,
     check_data_parallel,
@@ -76,7 +76,8 @@ class FlopsPredictor(Predictor):
         known, failed = take_runs(kept_runs, lambda run: (run, columns(run.job)))
         self.left_out_ = (*left_out, *failed)
         if not known:
-            raise InputError("runs: none has a step time under data parallelism; flops needs at least one")
+            needs = "none has a step time under data parallelism; flops needs at least one"
+            raise nothing_to_learn(needs, self.left_out_)
         rows, times_s = np.array([row for _, row in known]), step_times([run for run, _ in known])
         self.weights_ = _solve(rows, np.log(times_s))
         held_out = _held_out(rows, np.log(times_s), [family(run.job.workload.model) for run, _ in known])

@@ -7,13 +7,13 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
+from foretrain import __version__
 from foretrain.catalog_entries import KINDS, entries
 from foretrain.errors import ForetrainError, InputError, invalid, unknown
 from foretrain.files import parse_json
@@ -91,7 +91,7 @@ def _routes(service: Service) -> FastAPI:
 
     app = FastAPI(
         title="foretrain",
-        version=_version(),
+        version=__version__,
         summary="Forecasts time, memory and cost of deep-learning training before it runs.",
         docs_url=None,
         redoc_url=None,
@@ -227,7 +227,7 @@ def _add_knowledge(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
         """The server runs."""
-        return _answer({"status": "ok", "version": _version()})
+        return _answer({"status": "ok", "version": __version__})
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -377,10 +377,3 @@ def _asks(kind: type[Any]) -> dict[str, Any]:
             for name, schema in fields.items()
         ]
     }
-
-
-def _version() -> str:
-    try:
-        return version("foretrain")
-    except PackageNotFoundError:
-        return "0"

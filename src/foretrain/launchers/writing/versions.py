@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from foretrain import __version__
 
 VERSIONS = {
     "torch": "PyTorch 2.13",
@@ -26,7 +26,4 @@ def stamp(*names: str) -> str:
 
 
 def writer() -> str:
-    try:
-        return f"foretrain {version('foretrain')}"
-    except PackageNotFoundError:
-        return "foretrain"
+    return f"foretrain {__version__}"

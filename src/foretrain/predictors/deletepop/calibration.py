@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.costs.learned import GROUPS, describe_once, group_of
-from foretrain.errors import InputError
 from foretrain.graph import PHASES, Phase
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Benefit
+from foretrain.predictors.base import Benefit, nothing_to_learn
 from foretrain.predictors.deletepop.residuals import Residuals
 from foretrain.step.layout import Layout, Tuning
 from foretrain.step.partition import Index
@@ -31,7 +30,7 @@ TIMES: dict[str, Phase | None] = {
 }
 """Measured quantities that calibration uses, and the phase that each is of."""
 
-NO_RUNS = "runs: none has a step, phase or busy time that can be learned from; calibration needs at least one"
+NO_RUNS = "none has a step, phase or busy time that can be learned from; calibration needs at least one"
 _NOISE = 0.15
 """Spread of the logarithm of a single run around the best forecast, before the runs tell."""
 _COMMON, _HOST = 0.6, 0.4
@@ -166,7 +165,7 @@ def calibrate_device(cases: Sequence[Case]) -> Calibration:
     """From runs of one device: a factor for each group of operators, and the host's speed."""
     observed = [parts for case in cases if (parts := _observe(case))]
     if not observed:
-        raise InputError(NO_RUNS)
+        raise nothing_to_learn(NO_RUNS, ())
     joined = [_Observations.join(parts) for parts in observed]
     observations = [
         dataclasses.replace(together, weights=together.weights / len(parts))

@@ -22,7 +22,7 @@ from foretrain.forecast import Factors, RankMemory
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Run
 from foretrain.predictors import conformal
-from foretrain.predictors.base import OperatorPredictor, find_source, take_runs
+from foretrain.predictors.base import OperatorPredictor, find_source, nothing_to_learn, take_runs
 from foretrain.predictors.deletepop.calibration import (
     NO_RUNS,
     TIMES,
@@ -298,7 +298,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
                 self._calibrate(key, cases)
                 calibrated = True
         if not calibrated:
-            raise InputError(NO_RUNS)
+            raise nothing_to_learn(NO_RUNS, self.left_out_)
         return self
 
     def _case_of(self, run: Run) -> Case:

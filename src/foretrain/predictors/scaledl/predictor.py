@@ -19,7 +19,7 @@ from foretrain.costs.learned import LearnedCosts
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Benefit, take_runs
+from foretrain.predictors.base import Benefit, nothing_to_learn, take_runs
 from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, DeletePopPredictor
 from foretrain.predictors.neural import NeuralPredictor, neural_module
 from foretrain.predictors.scaledl.correction import WORDS, Correction, Place, read_correction
@@ -118,7 +118,8 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
         of_run = played or self.layer_graph
         known, self.left_out_ = take_runs(runs, lambda run: _known(network, run, of_run(run)))
         if not known:
-            raise InputError("runs: none is of GPUs and has a step time; the networks need at least one")
+            needs = "none is of GPUs and has a step time; the networks need at least one"
+            raise nothing_to_learn(needs, self.left_out_)
         self.learned_, held_out = network.train(known, seed=self.seed)
         measured, base = (np.array(values) for values in zip(*map(_times, known), strict=True))
         names = np.array([one.place.device for one in known])
