@@ -120,6 +120,15 @@ def test_the_pages_are_written_into_a_folder(reference: ModuleType, tmp_path: Pa
     assert {path.name for path in (tmp_path / "reference").iterdir()} == set(reference.PAGES)
 
 
+def test_the_version_is_the_same_everywhere() -> None:
+    changes = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    version, day = re.fullmatch(r"([\d.]+) \((\d{4}-\d\d-\d\d)\)", changes[1]).groups()  # type: ignore[union-attr]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert changes[0] == "Unreleased"
+    assert version == foretrain.__version__ == citation["version"]
+    assert day == str(citation["date-released"])
+
+
 def test_the_page_on_choosing_has_every_predictor() -> None:
     text = (DOCS / "choose.md").read_text(encoding="utf-8").split("## All of them")[1]
     rows = re.findall(r"^\| \[?`(\w+)`", text, re.MULTILINE)
