@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from foretrain.planner import Plans, plan
     from foretrain.workload import Workload
 
+__version__ = "0.2.0"
+
 __all__ = [
     "CaptureError",
     "Catalog",
