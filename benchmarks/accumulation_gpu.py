@@ -32,7 +32,8 @@ def milliseconds(call: object, seconds: float) -> float:
     assert callable(call)
     for _ in range(3):
         call()
-    times, until = [], time.monotonic() + seconds
+    times: list[float] = []
+    until = time.monotonic() + seconds
     while time.monotonic() < until or len(times) < 5:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

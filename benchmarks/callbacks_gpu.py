@@ -20,7 +20,7 @@ from typing import Any
 
 from memory_gpu import child, collect, import_libraries
 
-_BERT = {"source": "transformers", "task": "masked-lm", "config": {"model_type": "bert"}}
+_BERT: dict[str, Any] = {"source": "transformers", "task": "masked-lm", "config": {"model_type": "bert"}}
 _GPT2 = {"source": "transformers", "task": "causal-lm", "config": {"model_type": "gpt2"}}
 _NARROW = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 JOBS: dict[str, dict[str, Any]] = {
@@ -111,7 +111,7 @@ def _huggingface(job: Any, device: str, steps: int, runs: Path, *, clip: float) 
     from foretrain.measure.models import real_model
 
     training = job.workload.training
-    model = real_model(job.workload, training.global_batch, device).module
+    model: Any = real_model(job.workload, training.global_batch, device).module
     vocabulary = model.config.vocab_size
     tokens = torch.randint(0, vocabulary, (steps * training.global_batch, training.sequence))
     mask = {"attention_mask": torch.ones_like(tokens[0])} if job.workload.model.task == "masked-lm" else {}
@@ -144,7 +144,7 @@ def _lightning(job: Any, device: str, steps: int, runs: Path) -> None:
     training = job.workload.training
     real = real_model(job.workload, training.global_batch, "cpu")
     names = list(real.inputs) if isinstance(real.inputs, dict) else None
-    first = list(real.inputs.values()) if names else list(real.inputs)
+    first = list(real.inputs.values() if isinstance(real.inputs, dict) else real.inputs)
 
     class Module(pytorch_lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -161,7 +161,10 @@ def _lightning(job: Any, device: str, steps: int, runs: Path) -> None:
             return real_optimizer(training.optimizer, list(self.net.parameters()))
 
     samples = [(*(one[0] for one in first), torch.tensor(0))] * (steps * training.global_batch)
-    loader = torch.utils.data.DataLoader(samples, batch_size=training.global_batch)
+    loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
+        samples,  # type: ignore[arg-type]  # a list serves as a data set
+        batch_size=training.global_batch,
+    )
     precision = {"amp-bf16": "bf16-mixed", "bf16": "bf16-true"}.get(training.precision, "32-true")
     tables = job.to_dict()
     kept = ("image", "sequence", "classes")

@@ -20,7 +20,7 @@ import multiprocessing
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -217,15 +217,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "runs" and options.data is None:
         parser.error("--data: missing; runs are read from a folder")
-    items = list(
-        {
-            "runs": lambda: from_runs(options.data),
-            "timm": from_timm,
-            "torchvision": from_torchvision,
-            "transformers": lambda: from_transformers(options.layers),
-        }[options.what]()
-    )
-    items = [item for item in items if re.search(options.only, item[0])]
+    sources: dict[str, Callable[[], Iterator[tuple[str, dict[str, Any], Path]]]] = {
+        "runs": lambda: from_runs(options.data),
+        "timm": from_timm,
+        "torchvision": from_torchvision,
+        "transformers": lambda: from_transformers(options.layers),
+    }
+    items = [item for item in sources[options.what]() if re.search(options.only, item[0])]
     failures = []
     lines = options.json.open("w") if options.json else None
     with multiprocessing.get_context("spawn").Pool(options.workers, maxtasksperchild=100) as pool:

@@ -119,7 +119,7 @@ class Curve:
     def place(self) -> str:
         return "between nodes" if self.team.nodes > 1 else "in a node"
 
-    def chosen(self, rows: Array) -> Curve:
+    def chosen(self, rows: np.ndarray[Any, np.dtype[np.bool_]]) -> Curve:
         return dataclasses.replace(self, sizes=self.sizes[rows], times_s=self.times_s[rows])
 
     def thinned(self, per_octave: int = 4) -> Curve:
@@ -239,7 +239,8 @@ def perlmutter_vista(path: Path) -> Iterator[Curve]:
 
 def possible(curve: Curve) -> Curve:
     """Without rows that are faster than the data-sheet rate of the link allows."""
-    free = {"ring": 1.0, "pair": 1.0, "own": 0.0, "chunk_s": 0.0, "start_s": 0.0, "most_bytes_per_s": np.inf}
+    free: dict[str, Any] = {"ring": 1.0, "pair": 1.0, "own": 0.0, "chunk_s": 0.0, "start_s": 0.0}
+    free["most_bytes_per_s"] = np.inf
     perfect = {
         **{name: dataclasses.replace(transport, **free) for name, transport in TRANSPORTS.items()},
         "server": SERVER,
@@ -377,11 +378,11 @@ def fit(name: str, curves: Sequence[Curve], constants: Constants = SHIPPED) -> C
     begin = np.log([BEGIN[field] for field in FREE[name]])
     most = [0.0 if field in ("ring", "exchange", "pair", "switch") else np.inf for field in FREE[name]]
 
-    def changed(logs: Iterable[float]) -> Constants:
+    def changed(logs: Array) -> Constants:
         values = dict(zip(FREE[name], map(float, np.exp(logs)), strict=True))
         return {**constants, name: dataclasses.replace(constants[name], **values)}
 
-    def residuals(logs: Iterable[float]) -> Array:
+    def residuals(logs: Array) -> Array:
         tried = changed(logs)
         wrong = [np.log(c.predicted_s(tried) / c.times_s) / np.sqrt(len(c.sizes)) for c in thinned]
         return np.concatenate([*wrong, 0.02 * (np.asarray(logs) - begin)])

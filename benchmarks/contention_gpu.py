@@ -93,7 +93,7 @@ def timed(torch: Any, run: Callable[[], Any], calls: int, beside: Callable[[], N
         run()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) * 1e-3 / calls
+    return float(start.elapsed_time(end)) * 1e-3 / calls
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ import pandas as pd
 import reading
 from foretrain.catalog import Catalog
 from foretrain.costs.measured import load_columns
+from foretrain.evaluate import Scores
 from foretrain.measure.candidates import Array, Candidates, operator_candidates, table_candidates
 from foretrain.measure.design import (
     Indices,
@@ -367,7 +368,7 @@ def study(operators: Operators, seeds: int, methods: list[str]) -> Iterator[dict
                             "log-quadratic": quadratic(basis[to]) + np.log(test.roofline_s),
                         }
                         for regressor, answer in answers.items():
-                            errors = np.abs(np.exp(np.clip(answer, -30, 10)) / test.time_s - 1)
+                            scores = Scores.of(test.time_s, np.exp(np.clip(answer, -30, 10)))
                             yield {
                                 "seed": seed,
                                 "priced": priced,
@@ -376,8 +377,8 @@ def study(operators: Operators, seeds: int, methods: list[str]) -> Iterator[dict
                                 "regressor": regressor,
                                 "test": name,
                                 "n": len(chosen),
-                                "mape": float(errors.mean()),
-                                "median": float(np.median(errors)),
+                                "mape": scores.mape,
+                                "median": scores.median_ape,
                             }
         print(
             f"seed {seed}: {len(pool.rows):,} candidates, "

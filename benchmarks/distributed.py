@@ -24,7 +24,7 @@ from scipy.stats import spearmanr
 
 import reading
 from foretrain.errors import ForetrainError
-from foretrain.evaluate import Comparison
+from foretrain.evaluate import Comparison, scores_of
 from foretrain.job import Job, Run, read_runs
 from foretrain.model_names import model_section
 from foretrain.predictors.deletepop import DeletePopPredictor
@@ -206,13 +206,11 @@ def show(name: str, how: str, quantity: str, rows: Sequence[Comparison], unsuppo
     if not rows:
         print(f"{name:30s} {how:10s} {quantity:22s} {0:5d} {unsupported:47d}")
         return
-    errors = np.array([row.predicted / row.measured - 1 for row in rows])
-    size = np.abs(errors)
-    within = np.mean([row.low <= row.measured <= row.high for row in rows])
+    scores = scores_of(rows)
     print(
         f"{name:30s} {how:10s} {quantity:22s} {len(rows):5d} "
-        f"{size.mean():6.1%} {np.median(size):6.1%} {np.quantile(size, 0.9):6.1%}"
-        f" {np.median(errors):6.1%} {within:5.0%} {unsupported:11d}",
+        f"{scores.mape:6.1%} {scores.median_ape:6.1%} {scores.p90_ape:6.1%}"
+        f" {scores.bias:6.1%} {scores.coverage:5.0%} {unsupported:11d}",
         flush=True,
     )
 

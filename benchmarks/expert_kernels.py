@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def gather(source, index, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     place = tl.load(index + row).to(tl.int64)
@@ -15,7 +15,7 @@ def gather(source, index, out, width, block: tl.constexpr):  # type: ignore[no-u
         tl.store(out + row * width + columns, values, mask=columns < width)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def combine(source, index, weights, out, width, choices: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     for start in range(0, width, block):
@@ -29,7 +29,7 @@ def combine(source, index, weights, out, width, choices: tl.constexpr, block: tl
         tl.store(out + row * width + columns, total.to(tl.bfloat16), mask=columns < width)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def gate(both, weights, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     weight = tl.load(weights + row)

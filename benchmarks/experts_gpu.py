@@ -7,7 +7,9 @@ write for permuting and weighting rows.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import operator
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -58,6 +60,14 @@ def offsets(groups: int, rows: int, skew: float, device: str) -> torch.Tensor:
     return ends.to(device)
 
 
+def _forward(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return torch._grouped_mm(x, weight.transpose(1, 2), offs=ends)
+
+
+def _weights(x: torch.Tensor, y: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return torch._grouped_mm(y.t(), x, offs=ends)
+
+
 def uneven(device: str, scale: int) -> Iterator[Case]:
     draw = random.Random(0)
     for name in ("qwen3-30b", "deepseek-v3", "gpt-oss", "qwen3-235b", "mixtral-8x7b", "llama-4-scout"):
@@ -81,11 +91,11 @@ def uneven(device: str, scale: int) -> Iterator[Case]:
                 }
                 yield (
                     {"what": "grouped forward", **facts},
-                    lambda x=x, w=weight, e=ends: torch._grouped_mm(x, w.transpose(1, 2), offs=e),
+                    functools.partial(_forward, x, weight, ends),
                 )
                 yield (
                     {"what": "grouped weights", **facts},
-                    lambda x=x, y=y, e=ends: torch._grouped_mm(y.t(), x, offs=e),
+                    functools.partial(_weights, x, y, ends),
                 )
 
 
@@ -111,25 +121,25 @@ def permuting(device: str, scale: int) -> Iterator[Case]:
         facts = {"model": name, "tokens": tokens, "choices": choices, "hidden": hidden, "inner": inner}
         yield (
             {"what": "permute, triton", **facts, "bytes": 2 * hidden * (tokens + rows)},
-            lambda s=states, i=source, o=many, n=rows, w=hidden: gather[(n,)](s, i, o, w, block=1024),
+            functools.partial(gather[(rows,)], states, source, many, hidden, block=1024),
         )
         yield (
             {"what": "unpermute, triton", **facts, "bytes": 2 * hidden * (tokens + rows)},
-            lambda s=many, i=back, p=weights, o=states, n=tokens, w=hidden, c=choices: combine[(n,)](
-                s, i, p, o, w, choices=c, block=1024
+            functools.partial(
+                combine[(tokens,)], many, back, weights, states, hidden, choices=choices, block=1024
             ),
         )
         yield (
             {"what": "gate, triton", **facts, "bytes": 6 * inner * rows},
-            lambda b=both, p=weights, o=part, n=rows, w=inner: gate[(n,)](b, p, o, w, block=1024),
+            functools.partial(gate[(rows,)], both, weights, part, inner, block=1024),
         )
         yield (
             {"what": "permute, index", **facts, "bytes": 2 * hidden * (tokens + rows)},
-            lambda s=states, i=source: s[i],
+            functools.partial(operator.getitem, states, source),
         )
         yield (
             {"what": "copy", **facts, "bytes": 4 * hidden * rows},
-            lambda m=many: m.clone(),
+            many.clone,
         )
 
 

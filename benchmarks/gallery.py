@@ -104,6 +104,8 @@ def show(outcome: Outcome, measured: dict[str, Any]) -> str:
     if outcome.reason is not None:
         return f"{name:36} FAILED {outcome.took_s:7.1f} s  {outcome.reason}"
     step_s, memory = outcome.quantity("step_time_s"), outcome.quantity("peak_memory_bytes")
+    assert step_s is not None
+    assert memory is not None
     line = f"{name:36} ok     {outcome.took_s:7.1f} s  {step_s * 1e3:10.2f} ms  {memory / 2**30:8.3f} GiB"
     if "step_time_s" in measured:
         line += f"  measured {measured['step_time_s'] * 1e3:10.2f} ms"

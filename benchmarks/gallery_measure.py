@@ -43,7 +43,9 @@ class Meter:
         self.cuda = torch.cuda.is_available()
         self.began, self.limit_s = time.perf_counter(), limit_s
         self.calls_per_step = row.get("optimizer_steps", 1)
-        self.calls, self.marks, self.optimizers = 0, [], {}
+        self.calls = 0
+        self.marks: list[Any] = []
+        self.optimizers: dict[int, Any] = {}
         self.parameters: dict[int, int] = {}
         self.profiler: Any = None
         self.measured: dict[str, Any] = {"device": torch.cuda.get_device_name() if self.cuda else "cpu"}
@@ -159,7 +161,7 @@ def small_batches(size: int) -> None:
     def start_small(self: Any, dataset: Any, batch_size: int = 1, *args: Any, **kwargs: Any) -> None:
         start(self, dataset, min(batch_size, size) if batch_size else batch_size, *args, **kwargs)
 
-    DataLoader.__init__ = start_small
+    DataLoader.__init__ = start_small  # type: ignore[assignment, method-assign]
 
 
 def keep_batches() -> None:
@@ -184,8 +186,8 @@ def keep_batches() -> None:
         start(self, loader)
         self._length = len(loader)
 
-    _BaseDataLoaderIter.__init__ = remember_length
-    _BaseDataLoaderIter.__next__ = next_batch
+    _BaseDataLoaderIter.__init__ = remember_length  # type: ignore[method-assign]
+    _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
 
 
 def run_one(row: dict[str, Any], options: argparse.Namespace, result: Path) -> None:

@@ -73,7 +73,7 @@ def _timm() -> None:
 def _transformers() -> None:
     import transformers
 
-    def from_pretrained(cls: Any, name: str, **options: Any) -> Any:
+    def from_pretrained(cls: Any, /, name: str, **options: Any) -> Any:
         return cls.from_config(getattr(transformers, CONFIGS[name])(**options))
 
     for auto in ("AutoModelForCausalLM", "AutoModelForSequenceClassification"):

@@ -83,7 +83,7 @@ SIDES = ((0.975, -1), (0.9, -1), (0.9, 1), (0.975, 1))
 """Quantile and sign of each bound."""
 _EXPECTED = 0.4
 """The half width, as a logarithm, of a part of which nothing is known: a third less to half as much again."""
-_EXPECTED_OF = {
+_EXPECTED_OF: dict[str, float | tuple[float, float]] = {
     LOOKED_UP: (0.03, 0.06),
     COMPUTING["measured"]: (0.04, 0.08),
     COMPUTING["scored"]: (0.06, 0.1),
@@ -211,8 +211,8 @@ def forecasts(
         for name in wanted:
             tier, devices = LEFT_OUT[name]
             learned = copy.deepcopy(everything).without(devices=devices)
-            runs = read_runs(data / "runs" / "neusight_transformers.jsonl")
-            chosen = [(line, run) for line, run in runs if run.job.cluster.device.name in devices]
+            every = read_runs(data / "runs" / "neusight_transformers.jsonl")
+            chosen = [(line, run) for line, run in every if run.job.cluster.device.name in devices]
             yield name, [one for line, run in chosen for one in rows_of(name, line, run, learned, tier)]
 
 

@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,9 @@ def measured(task: dict[str, Any], settings: str, events: Path | None, device: s
     job = Job.read(task["job"], base=Path(task["base"]))
     stepper = Stepper(job, device)
     if job.plan.recompute == "full":
-        enable = getattr(stepper.model.module, "gradient_checkpointing_enable", None)
-        enable() if enable is not None else stepper.model.module.set_grad_checkpointing(True)
+        module: Any = stepper.model.module
+        enable = getattr(module, "gradient_checkpointing_enable", None)
+        enable() if enable is not None else module.set_grad_checkpointing(True)
     built = _held(torch, on_gpu)
     steps, marks, peaks = [], [time.time_ns() // 1000], dict[str, int]()
     for number in range(STEPS):
@@ -127,7 +129,7 @@ def _keep_events(torch: Any, stepper: Callable[[], None], path: Path, marks: lis
             ops.append((time.time_ns() // 1000, f"{func} {' '.join(shapes)}"))
             return func(*args, **(kwargs or {}))
 
-    with Names():
+    with Names():  # type: ignore[no-untyped-call]
         stepper()
     marks.append(time.time_ns() // 1000)
     names = sorted({name for _, name in ops})
@@ -165,7 +167,7 @@ def import_libraries() -> None:
     transformers.Trainer  # noqa: B018
 
 
-def child(function: Callable[..., Any], *args: Any) -> tuple[multiprocessing.Process, Any]:
+def child(function: Callable[..., Any], *args: Any) -> tuple[BaseProcess, Any]:
     """Run a function in a fork of this process, whose imports it finds; the pipe gives what it returns."""
     ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
 
@@ -182,7 +184,7 @@ def child(function: Callable[..., Any], *args: Any) -> tuple[multiprocessing.Pro
     return process, ours
 
 
-def collect(process: multiprocessing.Process, pipe: Any, wait_s: float) -> dict[str, Any] | None:
+def collect(process: BaseProcess, pipe: Any, wait_s: float) -> dict[str, Any] | None:
     """What a child returned, or why it did not; None while it works."""
     if not pipe.poll(wait_s):
         return None
@@ -207,7 +209,7 @@ def main() -> None:
     import_libraries()
 
     options.out.mkdir(parents=True, exist_ok=True)
-    tasks = []
+    tasks: list[tuple[dict[str, Any], str, Path | None]] = []
     for line in options.jobs.read_text().splitlines():
         task = json.loads(line)
         for settings in task.get("settings", options.settings):

@@ -150,7 +150,9 @@ def by_halves(models: Rows, layers: Rows, device: Device) -> Column:
     for side in (0, 1):
         learned = [one for one, of in zip(layers, half, strict=True) if of != side]
         tested = np.flatnonzero(half == side)
-        times[tested] = estimate(own_models([*models, *learned]), [layers[i] for i in tested], device)
+        times[tested] = estimate(
+            own_models([*models, *learned]), [layers[i] for i in tested.tolist()], device
+        )
     return times
 
 
@@ -160,9 +162,9 @@ def each_form_out(operators: Rows, layers: Rows, forms: npt.NDArray[np.str_], de
     times = np.full(len(layers), np.nan)
     for word in LEFT_OUT:
         tested = np.flatnonzero([word in form and bool(np.isnan(times[i])) for i, form in enumerate(forms)])
-        families = frozenset(family_of(layers[i]) for i in tested)
+        families = frozenset(family_of(layers[i]) for i in tested.tolist())
         learned = [one for one, form in zip(operators, known, strict=True) if word not in form]
-        times[tested] = estimate(own_models(learned, families), [layers[i] for i in tested], device)
+        times[tested] = estimate(own_models(learned, families), [layers[i] for i in tested.tolist()], device)
     return times
 
 

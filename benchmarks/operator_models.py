@@ -20,11 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import reading
 from foretrain.costs.measured import MeasuredOperator, load_measured
-from foretrain.evaluate import Comparison, evaluate
+from foretrain.evaluate import Comparison, evaluate, scores_of
 from foretrain.measure.published import read_published
 from foretrain.predictors.conformal import factors
 from foretrain.predictors.deletepop import DeletePopPredictor
@@ -196,17 +194,11 @@ def show(title: str, rows: Iterable[Comparison], quantities: Sequence[str]) -> l
         mine = [row for row in rows if row.quantity == quantity]
         if not mine:
             continue
-        errors = np.array([row.error for row in mine])
-        inside = np.mean([row.low <= row.measured <= row.high for row in mine])
-        figures = [
-            np.abs(errors).mean(),
-            np.median(np.abs(errors)),
-            np.quantile(np.abs(errors), 0.9),
-            np.median(errors),
-        ]
+        scores = scores_of(mine)
+        figures = [scores.mape, scores.median_ape, scores.p90_ape, scores.bias]
         print(
             f"{title:44s} {quantity:16s} {len(mine):5d} {' '.join(f'{100 * one:5.1f}%' for one in figures)} "
-            f"{100 * inside:4.0f}%",
+            f"{scores.coverage:5.0%}",
             flush=True,
         )
         kept += mine

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from pathlib import Path
+from typing import Any
 
 import reading
 from foretrain.capture import capture_job
@@ -32,7 +33,7 @@ def main() -> None:
             strict=True,
         )
     )
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     incomplete = 0
     for line, run in read_runs(options.runs):
         precision = run.job.workload.training.precision

@@ -118,7 +118,7 @@ def _interpolate(browser: Browser, table: Table) -> None:
         batch = round((low * high) ** 0.5 / unit) * unit
         if batch in (low, high):
             continue
-        view = View(**{**start.to_dict(), "batch": batch})  # type: ignore[arg-type]
+        view = View(**{**start.to_dict(), "batch": batch})
         shown = browser.run(
             "var data = JSON.parse(document.querySelector('#foretrain-data').textContent);"
             "var source = foretrain.tableSource(data);"

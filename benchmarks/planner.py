@@ -108,12 +108,12 @@ def groups_of(predictor: Predictor, data: Path, name: str) -> Iterator[list[Meas
             continue
         tables = run.job.to_dict()
         about = [run.provenance.get(key) for key in ("environment", "container")]
-        group = json.dumps([tables["model"], tables["training"], tables["cluster"], about], sort_keys=True)
-        found[group][json.dumps(tables.get("plan"), sort_keys=True)].append((line, run))
+        setting = json.dumps([tables["model"], tables["training"], tables["cluster"], about], sort_keys=True)
+        found[setting][json.dumps(tables.get("plan"), sort_keys=True)].append((line, run))
     for plans in found.values():
         if len(plans) < LEAST_PLANS:
             continue
-        group = []
+        group: list[Measured] = []
         for runs in plans.values():
             line, run = runs[0]
             seconds = float(np.mean([one.measured["step_time_s"] for _, one in runs]))
@@ -222,6 +222,7 @@ def _print_peer(module: Any, groups: Sequence[Sequence[Measured]]) -> None:
 
 def _peer_s(module: Any, config: Any, job: Job) -> float:
     own, plan, training = job.workload.model.config, job.plan, job.workload.training
+    assert own is not None
     name = f"{own['hidden_size']}-{own['num_hidden_layers']}-{own['intermediate_size']}"
     hidden = int(own["hidden_size"])
     config.model_configs[name] = config.ModelConfig(
@@ -261,7 +262,8 @@ def _peer_s(module: Any, config: Any, job: Job) -> float:
 
 def print_recipes(predictor: Predictor, data: Path, limit: int) -> None:
     """What NVIDIA runs, over the best that is found for the same devices, both forecast."""
-    seen, rows = set(), []
+    seen: set[str] = set()
+    rows: list[float] = []
     for line, run in read_runs(data / "runs" / "nvidia_llm.jsonl"):
         job = run.job
         key = json.dumps([job.to_dict()[part] for part in ("model", "training", "cluster", "plan")])
@@ -298,7 +300,8 @@ def _recipe(predictor: Predictor, line: int, job: Job) -> float | None:
     best = plans[0]
     gain = recipe["step_time_s"].median / best.step_time_s.median - 1.0
     short = f", the recipe may not fit ({chance:.0%})" if (chance or 0.0) > 1.0 - Goal().fits else ""
-    name = f"{job.workload.model.name or job.workload.model.config.get('model_type')}"
+    model = job.workload.model
+    name = f"{model.name or (model.config or {}).get('model_type')}"
     print(
         f"  line {line}: {name} {job.workload.training.precision} on {job.cluster.world_size} x "
         f"{job.cluster.device.name}: recipe {_words(job)} {recipe['step_time_s'].median:.2f} s, ours "

@@ -19,6 +19,7 @@ from foretrain.costs.features import SCALED_PRODUCT, describe, family_of
 from foretrain.costs.fitting import fit_costs
 from foretrain.costs.learned import GENERAL
 from foretrain.costs.measured import MeasuredOperator, load_measured
+from foretrain.evaluate import Scores
 from foretrain.measure.published import read_published
 
 _LEFT_OUT = (
@@ -42,8 +43,10 @@ def main() -> None:
         scored = [one for one in products if one.device in left_out and not one.key and kind_of(one)]
         print(f"without {', '.join(left_out)}")
         for kind, errors in score(scored, [one for one in products if one.device not in left_out]).items():
-            mape, bias = np.abs(errors).mean(), np.median(errors)
-            print(f"  {kind:34} n {len(errors):5}  MAPE {mape:6.1%}  bias {bias:+6.1%}", flush=True)
+            scores = Scores.of_errors(errors)
+            print(
+                f"  {kind:34} n {scores.n:5}  MAPE {scores.mape:6.1%}  bias {scores.bias:+6.1%}", flush=True
+            )
 
 
 def kind_of(one: MeasuredOperator) -> str:

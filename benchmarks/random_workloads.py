@@ -106,7 +106,8 @@ def adapted(draw: random.Random) -> dict[str, Any]:
         adapter["precision"] = "bf16"
     if draw.random() < 0.2:
         adapter["dropout"] = 0.05
-    training = {"mode": "train", "precision": precision, "optimizer": "adamw", "adapter": adapter}
+    training: dict[str, Any] = {"mode": "train", "precision": precision, "optimizer": "adamw"}
+    training["adapter"] = adapter
     training["sequence"] = draw.choice([128, 256, 512, 1024, 2048])
     training["global_batch"] = draw.choice([1, 2, 4, 8, 16])
     model = {"source": "transformers", "task": TASKS.get(kind, "causal-lm"), "config": config}

@@ -36,7 +36,7 @@ TOGETHER = 8
 SHOWN_FRAMES = 5
 
 
-PLAIN = {"precision": "bf16", "framework": "pytorch"}
+PLAIN: dict[str, Any] = {"precision": "bf16", "framework": "pytorch"}
 EXPANDABLE = {"allocator": "expandable_segments:True"}
 
 
@@ -328,7 +328,7 @@ class Rank:
 
 
 def _part_class(torch: Any) -> Any:
-    class Part(torch.nn.Module):  # type: ignore[misc,name-defined]
+    class Part(torch.nn.Module):  # type: ignore[misc]
         """A chunk of a causal model: embedding, some layers, the head."""
 
         def __init__(self, whole: Any, chunk: int, chunks: int) -> None:
@@ -527,7 +527,7 @@ def main() -> None:
                 if not here.poll(0.02) and process.is_alive():
                     continue
                 try:
-                    found = here.recv() if here.poll() else {"error": "the process ended"}
+                    found: dict[str, Any] = here.recv() if here.poll() else {"error": "the process ended"}
                 except EOFError:
                     found = {"error": "the process ended"}
                 process.kill()

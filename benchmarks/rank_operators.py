@@ -35,7 +35,8 @@ MOST_FLOPS, MOST_BYTES = 3e13, 16e9
 
 def jobs(count: int, seed: int) -> list[Job]:
     """One layer of a model on a node each."""
-    draw, made = random.Random(seed), []
+    draw = random.Random(seed)
+    made: list[Job] = []
     while len(made) < count:
         hidden, heads, width = draw.choice(WIDTHS)
         groups = draw.choice([g for g in (1, 4, 8) if heads % g == 0])

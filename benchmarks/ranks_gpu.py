@@ -247,18 +247,26 @@ class Rank:
 
     def _cut(self) -> None:
         from torch.distributed.tensor import DTensor, Replicate, distribute_module
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            ParallelStyle,
+            RowwiseParallel,
+            parallelize_module,
+        )
 
         mesh, attention, mlp = self.mesh["tensor"], "self_attn", "mlp"
         columns = [f"{attention}.{one}_proj" for one in "qkv"] + [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
-        plan = {name: ColwiseParallel() for name in columns}
+        plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
         plan |= {f"{attention}.o_proj": RowwiseParallel(), f"{mlp}.down_proj": RowwiseParallel()}
+
+        def replicated(_: Any, inputs: Any, mesh: Any) -> tuple[DTensor]:
+            return (DTensor.from_local(inputs[0], mesh, [Replicate()]),)
 
         def whole(norm: Any) -> None:
             distribute_module(
                 norm,
                 mesh,
-                input_fn=lambda _, inputs, mesh: (DTensor.from_local(inputs[0], mesh, [Replicate()]),),
+                input_fn=replicated,  # type: ignore[arg-type]  # what it returns becomes the inputs
                 output_fn=lambda _, output, __: output.to_local(),
             )
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import reading
+from foretrain.evaluate import Scores
 from foretrain.fanout import fan_out
 from foretrain.job import read_runs
 from foretrain.predictors.conformal import Factors
@@ -119,9 +120,13 @@ def tables(data: Path, wanted: tuple[str, ...]) -> Iterator[Series]:
         if row["table"] == "physical" and row["batch_per_device"] and float(row["steps_per_s"]) > 0:
             devices, apart = float(row["devices"]), row["placement"] != "consolidated"
             if devices > 1 or not apart:  # the rate is that of all devices together
-                nodes = devices if apart else 1.0
                 rows["gavel", f"{row['model']} on {row['device']}"].append(
-                    (devices, nodes, float(row["batch_per_device"]), devices / float(row["steps_per_s"]))
+                    (
+                        devices,
+                        devices if apart else 1.0,
+                        float(row["batch_per_device"]),
+                        devices / float(row["steps_per_s"]),
+                    )
                 )
     for row in _rows(data, "shockwave_throughputs"):
         if row["batch_per_device"]:
@@ -211,7 +216,7 @@ def score(shared: bool, item: tuple[Series, str, str, Part]) -> Score:
         bare, other = (dataclasses.replace(table, forecast_s=None) for table in (known, asked))
         blind = _tell(ScaleModel.fit(bare, known_s, Budget()), other, series.data)[0]
     ernest = ernest_times_s(known, known_s, asked)
-    own, without, rival = (float(np.abs(one / asked_s - 1).mean()) for one in (told, blind, ernest))
+    own, without, rival = (Scores.of(asked_s, one).mape for one in (told, blind, ernest))
     return Score(
         source=series.source,
         label=series.label,

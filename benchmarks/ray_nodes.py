@@ -120,7 +120,7 @@ class Point:
             step_s += 0.003 * self.workers / self.core
         if self.link is not None:
             step_s += 1.5 * known.megabytes * 1e6 * min(each, 2) / link_rate(self.link)
-        return self.batches / self.workers * step_s
+        return float(self.batches / self.workers * step_s)
 
     def job(self, *, limited: bool) -> dict[str, Any]:
         known = MODELS[self.name]

@@ -91,8 +91,9 @@ def main() -> None:
         )
     repeats = noise([run for runs in by_model.values() for run in runs])
     every = [miss for misses in repeats.values() for miss in misses]
-    for cores, misses in [*sorted(repeats.items()), ("all", every)]:
-        print(f"noise, {cores} cores: {statistics.fmean(misses):.1%}, median {statistics.median(misses):.1%}")
+    for worker_cores, misses in [*sorted(repeats.items()), ("all", every)]:
+        middle = f"median {statistics.median(misses):.1%}"
+        print(f"noise, {worker_cores} cores: {statistics.fmean(misses):.1%}, {middle}")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from sklearn.ensemble import ExtraTreesRegressor
 import reading
 import scaledl_cases
 from foretrain.catalog import Catalog
+from foretrain.evaluate import Scores
 from foretrain.predictors.deletepop.calibration import without_memory
 from foretrain.predictors.scaledl.correction import Place
 from foretrain.predictors.scaledl.graph import NODE_COLUMNS, PLAN_COLUMNS, RUN_COLUMNS, LayerGraph
@@ -118,7 +119,8 @@ def graph_only(study: Study, inside: Sequence[int], test: Sequence[int]) -> Arra
     middle_s = float(np.exp(np.log(study.measured_s[list(inside)]).mean()))
     bare = {i: dataclasses.replace(study.known[i], graph=_bare(study, i, middle_s)) for i in [*inside, *test]}
     answers = free_network([bare[i] for i in inside], [bare[i] for i in test])
-    return np.log(middle_s) + answers - np.log(study.base_s[list(test)])
+    logs: Array = np.log(middle_s) + answers - np.log(study.base_s[list(test)])
+    return logs
 
 
 def _bare(study: Study, place: int, base_s: float) -> LayerGraph:
@@ -214,8 +216,8 @@ def report(study: Study, split: str, found: Mapping[str, Array]) -> list[str]:
         if not mine.any():
             continue
         measured = study.measured_s[mine]
-        errors = [float(np.abs(values[mine] / measured - 1).mean()) for values in forecasts.values()]
-        rmse = [float(np.sqrt(((values[mine] - measured) ** 2).mean())) for values in forecasts.values()]
+        scores = [Scores.of(measured, values[mine]) for values in forecasts.values()]
+        errors, rmse = [one.mape for one in scores], [one.rmse for one in scores]
         left = np.log(measured / study.base_s[mine]) - found["full"][mine]
         inside = float(((found["low"][mine] <= left) & (left <= found["high"][mine])).mean())
         if mine.sum() >= LEAST:
@@ -238,10 +240,8 @@ def _busy(study: Study, found: Mapping[str, Array]) -> list[str]:
     for mode in ("train", "infer"):
         mine = ~np.isnan(found["full"]) & (study.mode == mode) & (study.measured_busy_s > 0)
         if mine.any():
-            errors = np.abs(study.busy_s[mine] / study.measured_busy_s[mine] - 1)
-            lines.append(
-                f"busy time, {mode}, {mine.sum()} runs: {errors.mean():.1%}, median {np.median(errors):.1%}"
-            )
+            busy = Scores.of(study.measured_busy_s[mine], study.busy_s[mine])
+            lines.append(f"busy time, {mode}, {busy.n} runs: {busy.mape:.1%}, median {busy.median_ape:.1%}")
     return lines
 
 

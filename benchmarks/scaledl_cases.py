@@ -181,7 +181,7 @@ def write(path: Path, found: Sequence[Known]) -> None:
     numbers = [[one.graph.base_s, one.graph.additive_s, one.graph.busy_s] for one in found]
     facts = np.array(json.dumps([dict(one.facts) for one in found]))
     partial = path.with_suffix(".part.npz")
-    np.savez_compressed(partial, **arrays, numbers=np.array(numbers), facts=facts)  # type: ignore[arg-type]
+    np.savez_compressed(partial, **arrays, numbers=np.array(numbers), facts=facts)
     partial.rename(path)
 
 

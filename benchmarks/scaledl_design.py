@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import reading
+from foretrain.evaluate import Scores
 from foretrain.measure.candidates import table_candidates
 from foretrain.measure.design import design
 from foretrain.predictors.scaledl.graph import RUN_COLUMNS
@@ -62,9 +63,10 @@ def chosen(study: Study, pool: Sequence[int], way: str, share: float, seed: int)
 def error(study: Study, test: Sequence[int], logs: Sequence[float]) -> float:
     """The mean over sources of their mean relative errors."""
     places = np.array(test)
-    off = np.abs(study.base_s[places] * np.exp(np.array(logs)) / study.measured_s[places] - 1)
+    told_s, measured_s = study.base_s[places] * np.exp(np.array(logs)), study.measured_s[places]
     sources = study.source[places]
-    return float(np.mean([off[sources == one].mean() for one in set(sources.tolist())]))
+    by_source = [sources == one for one in set(sources.tolist())]
+    return float(np.mean([Scores.of(measured_s[mine], told_s[mine]).mape for mine in by_source]))
 
 
 def main() -> None:

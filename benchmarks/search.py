@@ -19,6 +19,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -139,7 +140,7 @@ class Replay:
         figures = [predictor.design_row(job) for job in self.jobs]
         names = sorted({name for row in figures for name in row})
         features = np.array([[row.get(name, 0.0) for name in names] for row in figures])
-        labels = [{} for _ in self.jobs]
+        labels: list[dict[str, Any]] = [{} for _ in self.jobs]
         every = Candidates(names=tuple(names), features=features, cost_s=self.spent, labels=labels)
         return [int(i) for i in design(method, every, budget_s=budget, seed=seed).chosen]
 
@@ -182,7 +183,7 @@ def main() -> None:
     options = parser.parse_args()
     assert "half-d-optimal" in METHODS
     wanted = tuple(options.only.split(",")) if options.only else ("",)
-    outcomes: dict[str, dict[str, list[tuple[float, bool, int]]]] = defaultdict(lambda: defaultdict(list))
+    outcomes: dict[str, dict[str, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
     counts: dict[str, int] = defaultdict(int)
     sizes: dict[str, list[int]] = defaultdict(list)
     for source, label, workload in workloads(options.data):
@@ -191,14 +192,14 @@ def main() -> None:
         counts[source] += 1
         sizes[source].append(len(workload))
         for method, rows in score(workload).items():
-            ratios, lates, measured = (float(np.mean(column)) for column in zip(*rows, strict=True))
-            outcomes[source][method].append((ratios, lates, measured))  # type: ignore[arg-type]
-        told = {method: rows[-1] for method, rows in outcomes[source].items()}
+            ratio, late, count = (float(np.mean(column)) for column in zip(*rows, strict=True))
+            outcomes[source][method].append((ratio, late, count))
+        told = {method: means[-1] for method, means in outcomes[source].items()}
         print(source, label, len(workload), json.dumps(told), flush=True)
     for source, methods in outcomes.items():
         print(f"{source}: {counts[source]} workloads of {min(sizes[source])} to {max(sizes[source])}")
-        for method, rows in methods.items():
-            ratios, lates, measured = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+        for method, means in methods.items():
+            ratios, lates, measured = (np.array(column, dtype=float) for column in zip(*means, strict=True))
             figures = f"{ratios.mean() - 1:+7.1%} cost, {lates.mean():4.0%} late, {measured.mean():5.1f} runs"
             print(f"  {method:34} {figures}")
     if options.json:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import functools
 import itertools
 import json
 import os
@@ -25,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from foretrain.measure.store import Store
-from serving import Server, nets_in, serving, start, write_until_it_dies
+from servers import Server, nets_in, serving, start, write_until_it_dies
 from test_serve import malformed
 
 _PROCESSES = "2"
@@ -33,7 +34,7 @@ _ASKED_RATE = 300.0
 _WARM_S = 10.0
 _CONNECTIONS = 8
 """That ask at once, each as soon as it is answered, where no rate is given."""
-_JOBS = [
+_JOBS: list[dict[str, Any]] = [
     {"model": model, "options": {"image": 64, "batch": batch, "device": device, "precision": precision}}
     for model in ("resnet18", "resnet50")
     for batch in range(16, 144, 16)
@@ -234,7 +235,7 @@ def limits() -> None:
         words = ("--processes", _PROCESSES, "--capture-seconds", "15", "--memory", "2GiB")
         with serving(str(Path(name) / "runs.db"), *words, "--allow", str(folder)) as server:
             for net in ("endless", "greedy"):
-                thread, answers = _aside(lambda net=net: server.predict(model=f"nets.py:{net}"))
+                thread, answers = _aside(functools.partial(server.predict, model=f"nets.py:{net}"))
                 waits_s = []
                 while thread.is_alive():
                     begun_s = time.perf_counter()

@@ -171,7 +171,7 @@ class Worker:
         processors = torch.cuda.get_device_properties(0).multi_processor_count
 
         def weighted(value: Any) -> float:
-            return sum(event["dur"] * value(event.get("args", {})) for event in kernels) / total_us
+            return float(sum(event["dur"] * value(event.get("args", {})) for event in kernels) / total_us)
 
         def blocks(args: dict[str, Any]) -> float:
             x, y, z = args.get("grid", (0, 1, 1))
@@ -388,7 +388,10 @@ class Study:
         """Rates of workers that run at the same time, and what the device says meanwhile."""
         now = time.monotonic()
         start, end = now + RAMP_S, now + RAMP_S + self.window_s
-        with self.watch.over(start, end) if self.watch else contextlib.nullcontext({}) as seen:
+        watching: contextlib.AbstractContextManager[dict[str, Any]] = contextlib.nullcontext({})
+        if self.watch:
+            watching = self.watch.over(start, end)
+        with watching as seen:
             for remote in remotes:
                 remote.tell(do="run", until=end + 0.1)
             answers = [remote.answer(self.window_s + 30) for remote in remotes]

@@ -185,7 +185,7 @@ def fitted_clock(how: argparse.Namespace, mode: str, alone_s: float, folder: Pat
             low = middle
         else:
             high = middle
-    return (low * high) ** 0.5
+    return float((low * high) ** 0.5)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import torch
 CALLS = 200
 
 
-def products(device: str) -> dict[str, tuple[Callable[..., Any], type | Any]]:
+def products(device: str) -> dict[str, tuple[Callable[..., Any], torch.dtype]]:
     """Ways of multiplying (rows x inner) by (inner x columns), and the operands' dtype."""
     one = torch.ones((), device=device)
 

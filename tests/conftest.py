@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from hypothesis import settings
 
 # Tests that run in parallel share the cores; numpy and torch, which read it, are not loaded yet.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests start hundreds of processes, and each would compile the package anew where nobody writes bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile(
     "foretrain", deadline=None
@@ -59,7 +63,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def ray_cluster() -> Iterator[Any]:
     """Two nodes with a CPU each, for all tests of the group "ray": one that ends a node adds another."""
     pytest.importorskip("ray", reason="Ray is not installed")
-    from ray_nodes import ray_nodes
+    from ray_clusters import ray_nodes
 
     with ray_nodes(2) as cluster:
         yield cluster

@@ -20,7 +20,12 @@ EXPECTED = Expected(
     peak_memory_bytes=Estimate(6e10, 5.9e10, 6.2e10),
 )
 
-MEGATRON = {"framework": "megatron", "precision": "bf16", "optimizer": "adam", "sequence": 4096}
+MEGATRON: dict[str, Any] = {
+    "framework": "megatron",
+    "precision": "bf16",
+    "optimizer": "adam",
+    "sequence": 4096,
+}
 TITAN = {
     "framework": "torchtitan",
     "precision": "amp-bf16",
@@ -28,12 +33,12 @@ TITAN = {
     "sequence": 8192,
     "steps": 100,
 }
-TORCH = {"precision": "amp-bf16", "optimizer": "adamw-fused", "sequence": 2048}
+TORCH: dict[str, Any] = {"precision": "amp-bf16", "optimizer": "adamw-fused", "sequence": 2048}
 DEEPSPEED = {
     "framework": "deepspeed", "precision": "bf16", "master_weights": True, "optimizer": "adamw", "sequence": 2048,
 }  # fmt: skip
 IMAGES = {"precision": "amp-bf16", "optimizer": "sgd", "image": 224}
-H100 = {"node": "dgx-h100", "micro_batch": 1}
+H100: dict[str, Any] = {"node": "dgx-h100", "micro_batch": 1}
 
 NET = "import torch\n\ndef net(batch):\n    return torch.nn.Linear(8, 8), (torch.zeros(batch, 8),)\n"
 """A model of the user's own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def job(
 
 
 def measure(
-    job: Job, factor: float, predictor: DeletePopPredictor | None = None, times: Mapping[str, Any] = TIMES
+    job: Job, factor: float, predictor: DeletePopPredictor | None = None, times: Iterable[str] = TIMES
 ) -> Run:
     """A run that takes what the predictor says, times a factor."""
     forecast = (predictor or DeletePopPredictor()).predict(job)

@@ -85,6 +85,7 @@ def test_frameworks_that_keep_fp32_beside_weights_take_adapters() -> None:
     def run(**how: Any) -> Any:
         job = make_job("gpt2", sequence=64, batch=8, device="h100", **how)
         training = as_framework_runs_it(job).workload.training
+        assert training.adapter is not None
         return training.adapter.precision, training.precision, training.master_weights
 
     in_fp32 = "lora:8,precision=fp32"
@@ -95,10 +96,12 @@ def test_frameworks_that_keep_fp32_beside_weights_take_adapters() -> None:
 
 
 def test_frameworks_beside_peft_make_adapters_as_other_weights() -> None:
-    def run(framework: str, precision: str) -> str:
-        how = {"framework": framework, "precision": precision, "adapter": "lora:8"}
+    def run(framework: str, precision: str) -> str | None:
+        how: dict[str, Any] = {"framework": framework, "precision": precision, "adapter": "lora:8"}
         made = make_job("gpt2", sequence=64, batch=8, device="h100", **how)
-        return as_framework_runs_it(made).workload.training.adapter.precision
+        adapter = as_framework_runs_it(made).workload.training.adapter
+        assert adapter is not None
+        return adapter.precision
 
     assert run("pytorch", "bf16") == "fp32"
     assert run("megatron", "bf16") == run("megatron", "fp8") == "bf16"
@@ -195,7 +198,10 @@ def test_the_short_form_is_the_graph_of_adapters_made_by_hand() -> None:
         {"source": "python", "name": str(DATA / "lora_models.py:build"), "args": by_hand},
         {"source": "transformers", "task": "causal-lm", "config": {"model_type": "llama", **config}},
     )
-    more = ({}, {"sequence": 32, "adapter": {"kind": "lora", "rank": 16, "precision": "bf16"}})
+    more: tuple[dict[str, Any], ...] = (
+        {},
+        {"sequence": 32, "adapter": {"kind": "lora", "rank": 16, "precision": "bf16"}},
+    )
     graphs = [
         capture_job(
             Job.read(
@@ -307,7 +313,8 @@ def test_a_4_bit_layer_computes_with_its_weights() -> None:
     assert weight.abs().max() <= 128**-0.5
     assert all(len(block.unique()) <= 16 for block in weight.reshape(-1, 64))
     assert len(weight.unique()) > 16
-    torch.testing.assert_close(layer(x), nn.functional.linear(x, weight, layer.bias))
+    bias: Any = layer.bias
+    torch.testing.assert_close(layer(x), nn.functional.linear(x, weight, bias))
     (gradient,) = torch.autograd.grad(layer(x).sum(), x)
     torch.testing.assert_close(gradient, weight.sum(0).expand(3, 128))
 
@@ -395,7 +402,7 @@ def test_adapters_are_cut_with_their_layers(by_sequence: bool) -> None:
     """As peft and torch's parallel styles do: beside column layers the second thin layer is cut, beside row
     layers the first; what goes over the network is as wide as the adapters."""
     adapter = f"lora:{RANK},precision=bf16"
-    plan = {"tensor": 2, "sequence_parallel": by_sequence}
+    plan: dict[str, Any] = {"tensor": 2, "sequence_parallel": by_sequence}
     plain, adapted = capture_rank(job(2, None, **plan)), capture_rank(job(2, adapter, **plan))
     extra = exchanged(adapted) - exchanged(plain)
     summed = Counter({("backward", "all_reduce", RANK): 5})
@@ -417,7 +424,7 @@ def test_megatron_cuts_the_thin_side_of_adapters_and_gathers_it(by_sequence: boo
     """``ParallelLinearAdapter``: without sequence parallelism its first layer sums up the gradient of the
     layer's input once more; beside row layers it gathers whole results."""
     adapter = f"lora:{RANK},precision=bf16"
-    plan = {"framework": "megatron", "tensor": 2, "sequence_parallel": by_sequence}
+    plan: dict[str, Any] = {"framework": "megatron", "tensor": 2, "sequence_parallel": by_sequence}
     plain, adapted = capture_rank(job(2, None, **plan)), capture_rank(job(2, adapter, **plan))
     extra = exchanged(adapted) - exchanged(plain)
     expected = {

@@ -83,7 +83,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_in_any_form_is_the_same_job(folder: Path) -> None:
     job = Job.load(Path("job.json"))
     line = {"job": TABLES, "measured": {"step_time_s": 1.0}}
-    forms = ["job.json", Path("job.json"), folder / "job.json", TABLES, job, line, Run.read(line)]
+    forms: list[Any] = ["job.json", Path("job.json"), folder / "job.json", TABLES, job, line, Run.read(line)]
     expected = median(predict(job))
     for form in forms:
         forecast = predict(form)
@@ -197,13 +197,14 @@ def test_a_wrong_option_names_the_right_one(options: dict[str, Any], message: st
 
 
 def test_what_is_no_model_says_what_would_be() -> None:
-    for target, message in (
+    targets: tuple[tuple[Any, str], ...] = (
         (Classifier, r"^model: the class Classifier \(an instance of it would do\)"),
         (lambda batch: None, r"^model: the function <lambda> \(in a file, file.py:function would do\)"),
         (3, r"^model: a int is not a module, a job, a path or a model's name$"),
         ("runs.jsonl", r"^runs\.jsonl: a file of many jobs, and one is forecast here$"),
         ("nothing.toml", r"^nothing\.toml: "),
-    ):
+    )
+    for target, message in targets:
         with pytest.raises(InputError, match=message):
             predict(target)
 
@@ -254,8 +255,9 @@ def test_several_devices_need_a_batch_that_divides() -> None:
 
 def test_layers_of_a_module_in_hand_are_not_cut() -> None:
     for name in ("tensor", "context"):
+        plan: dict[str, Any] = {name: 2}
         with pytest.raises(UnsupportedJob, match=rf"^plan.{name}: 2 cuts layers.* give file\.py:function$"):
-            predict(Classifier(), torch.zeros(4, 8), devices=2, **{name: 2})
+            predict(Classifier(), torch.zeros(4, 8), devices=2, **plan)
 
 
 class Masked(nn.Module):
@@ -313,7 +315,7 @@ class Joined(nn.Module):
         super().__init__()
         self.layer = nn.Linear(8, 8)
 
-    def forward(self, x: Tensor, others: Tensor) -> Tensor:
+    def forward(self, x: Tensor, others: Tensor) -> Any:
         return self.layer(x) @ self.layer(others).t()
 
 

@@ -28,6 +28,8 @@ COMMANDS = {
     "predict job.json --predictor driple": "driple: torch is not installed; install foretrain[learn]",
     "predict job.json --predictor saved_driple": "driple: torch is not installed; install foretrain[learn]",
     "predict --jobs jobs.jsonl --ray local": "needs Ray, which is not installed; install foretrain[ray]",
+    "plan net.py:build --devices h100 --max-devices 2 --batch 4": "torch is not installed; install foretrain[capture,zoo]",
+    "fit flops traced_runs.jsonl -o out": "torch is not installed; install foretrain[capture,zoo] or give a captured graph; 1 more left out",
     "capture net.py:build -o graph2.json.zst": "torch is not installed; install foretrain[capture,zoo]",
     "evaluate runs.jsonl --ray local": "needs Ray, which is not installed; install foretrain[ray]",
     "fit ernest runs.jsonl -o out": "ernest: scipy is not installed; install foretrain[learn]",
@@ -138,6 +140,8 @@ def write_files(folder: Path) -> None:
     gpu = {**job, "cluster": {"device": "h100"}}
     (folder / "gpu.json").write_text(json.dumps(gpu))
     (folder / "gpu_runs.jsonl").write_text(json.dumps({"job": gpu, "measured": measured}) + "\n")
+    traced = {**gpu, "model": {"source": "python", "name": "net.py:build"}}
+    (folder / "traced_runs.jsonl").write_text(2 * (json.dumps({"job": traced, "measured": measured}) + "\n"))
     (folder / "net.py").write_text("def build(batch): ...\n")
     (folder / "operators.parquet").write_bytes(b"PAR1")
     (folder / "trace.csv").write_text("name,arrival_s,gpus,duration_s\na,0,1,100\nb,10,2,200\n")

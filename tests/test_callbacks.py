@@ -592,7 +592,7 @@ def test_optimizers_by_the_names_of_jobs() -> None:
     assert optimizer_name(torch.optim.SGD(weights, momentum=0.9)) == "sgd"
 
 
-FOUND = {
+FOUND: dict[str, Any] = {
     "training": {"global_batch": 64, "optimizer": "adamw", "samples": 640, "epochs": 3.0},
     "cluster": {"device": "cpu", "cores_per_device": 2, "devices_per_node": 2},
     "plan": {"micro_batch": 16},
@@ -608,7 +608,7 @@ def test_what_a_job_leaves_out_is_filled_in() -> None:
 
 
 def test_what_a_job_says_stands() -> None:
-    tables = {
+    tables: dict[str, dict[str, Any]] = {
         "model": {"source": "timm", "name": "resnet18"},
         "training": {"optimizer": "sgd", "steps": 7},
         "cluster": {"device": "h100"},

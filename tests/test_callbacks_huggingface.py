@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from foretrain.capture.sources.zoo import import_zoo  # noqa: E402
-from foretrain.errors import InputError  # noqa: E402
-from foretrain.evaluate import evaluate  # noqa: E402
-from foretrain.job import Run, read_runs  # noqa: E402
+import torch
+
+from foretrain.capture.sources.zoo import import_zoo
+from foretrain.errors import InputError
+from foretrain.evaluate import evaluate
+from foretrain.job import Run, read_runs
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +146,7 @@ def test_a_training_that_fails_is_recorded_when_its_trainer_is_gone(
 def test_a_training_that_is_stopped_early_says_so(
     hf: Any, callback: Callable[..., Any], tmp_path: Path
 ) -> None:
-    class Stop(hf.TrainerCallback):  # type: ignore[misc, name-defined]
+    class Stop(hf.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = state.global_step >= 6
 

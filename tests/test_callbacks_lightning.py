@@ -49,7 +49,7 @@ def job(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def fit(pl: Any, tmp_path: Path) -> Callable[..., None]:
-    class Net(pl.LightningModule):  # type: ignore[misc, name-defined]
+    class Net(pl.LightningModule):  # type: ignore[misc]
         def __init__(self, fail_at: int | None) -> None:
             super().__init__()
             self.net = torch.nn.Sequential(

@@ -25,7 +25,6 @@ from foretrain.measure.backends import Backend, CellFailed, Local, backend
 from foretrain.measure.campaign import (
     Cell,
     Grid,
-    Summary,
     cells,
     read_campaign,
     read_grid,
@@ -33,6 +32,7 @@ from foretrain.measure.campaign import (
     spread,
 )
 from foretrain.measure.resources import FIGURES, RESOURCES
+from foretrain.measure.summary import Summary
 from foretrain.measure.tasks import Protocol, Task, shards
 
 MODELS = '''

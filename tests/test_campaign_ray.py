@@ -14,7 +14,7 @@ from foretrain.job import read_runs
 from foretrain.measure.backends import backend
 from foretrain.measure.campaign import cells, read_grid, run_campaign
 from foretrain.measure.tasks import Protocol
-from ray_nodes import wait_for
+from ray_clusters import wait_for
 
 pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = [

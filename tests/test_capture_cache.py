@@ -54,7 +54,8 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     def counted(job: Job, batch: int) -> OpGraph:
         if batch == job.micro_batch:
             jobs.append(job)
-        return trace(job, batch)
+        graph: OpGraph = trace(job, batch)
+        return graph
 
     monkeypatch.setattr(CAPTURE, "_trace", counted)
     return jobs
@@ -600,7 +601,8 @@ def test_a_rank_knows_its_micro_batch_too(base: Path, monkeypatch: pytest.Monkey
 
     def counted(job: Job, batch: int) -> OpGraph:
         traced.append(batch)
-        return trace(job, batch)
+        graph: OpGraph = trace(job, batch)
+        return graph
 
     monkeypatch.setattr(CAPTURE, "_trace_rank", counted)
     graphs = [capture_rank(a_job(base, global_batch=16, micro_batch=size)) for size in (2, 4, 8)]

@@ -36,7 +36,7 @@ class Ask(nn.Module):
         super().__init__()
         self.weight, self.question = nn.Parameter(torch.ones(8)), question
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Any:
         return self.weight * self.question(*inputs)
 
 
@@ -190,7 +190,7 @@ def test_a_checkpointed_part_meets_the_same_guess_again() -> None:
             super().__init__()
             self.layer = nn.Linear(8, 8)
 
-        def part(self, x: Tensor) -> Tensor:
+        def part(self, x: Tensor) -> Any:
             drawn = torch.rand(x.shape[0], device=x.device) > 0.5
             return self.layer(x[drawn]).sum() + self.layer(x[x[:, 0] > 0]).sum()
 

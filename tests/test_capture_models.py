@@ -495,8 +495,9 @@ def test_a_position_beyond_its_table_stops_the_trace_as_it_stops_a_device(base: 
 
 def test_a_compiled_module_is_forecast_as_compiled() -> None:
     inner = torch.nn.Linear(8, 8)
-    module = torch.nn.Sequential(torch.compile(inner), torch.nn.Linear(8, 3))
-    for whole in (module, torch.compile(torch.nn.Linear(8, 3))):
+    compiled: tuple[Any, ...] = tuple(map(torch.compile, (inner, torch.nn.Linear(8, 3))))
+    module = torch.nn.Sequential(compiled[0], torch.nn.Linear(8, 3))
+    for whole in (module, compiled[1]):
         forecast = predict(whole, torch.zeros(4, 8), predictor="roofline")
         assert forecast.job.workload.training.compile
         with pytest.raises(InputError, match=r"^training\.compile: false, but the graph .* compiled module$"):
@@ -513,7 +514,7 @@ def test_a_compiled_module_is_forecast_as_compiled() -> None:
         ({"classes": 5}, r"^training\.classes: 5, but no tensor of the graph .* is as wide$"),
     ],
 )
-def test_a_shape_that_a_modules_inputs_do_not_have_is_refused(options: dict[str, int], message: str) -> None:
+def test_a_shape_that_a_modules_inputs_do_not_have_is_refused(options: dict[str, Any], message: str) -> None:
     module, inputs = torch.nn.Linear(8, 3), torch.zeros(4, 8)
     with pytest.raises(InputError, match=message):
         predict(module, inputs, predictor="roofline", **options)
@@ -720,11 +721,12 @@ def test_vit_takes_its_image_from_the_configuration_or_the_job(
 
 @pytest.mark.parametrize(("config", "image", "tokens"), [(LLAVA, {}, 16), (QWEN_VL, {"image": 64}, 16)])
 def test_an_image_takes_as_many_tokens_of_a_text_as_its_tower_gives_rows(
-    base: Path, config: dict[str, Any], image: dict[str, int], tokens: int
+    base: Path, config: dict[str, Any], image: dict[str, Any], tokens: int
 ) -> None:
     model = {"source": "transformers", "config": config}
     inputs = load_model(a_job(base, model, sequence=24, **image).workload, 2).inputs
-    special = load_model(a_job(base, model, sequence=24, **image).workload, 2).module.config.image_token_id
+    module: Any = load_model(a_job(base, model, sequence=24, **image).workload, 2).module
+    special = module.config.image_token_id
     assert isinstance(inputs, dict)
     assert (inputs["input_ids"] == special).sum(dim=1).tolist() == [tokens, tokens]
     graph = transformer(base, config, sequence=24, **image)

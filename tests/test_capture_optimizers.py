@@ -141,7 +141,7 @@ class Tables(nn.Module):
         self.tables = nn.ModuleList(nn.EmbeddingBag(rows, 4, sparse=True, **how) for _ in range(tables))
         self.top = nn.Linear(4 * tables, 2)
 
-    def forward(self, *indices: torch.Tensor) -> torch.Tensor:
+    def forward(self, *indices: torch.Tensor) -> Any:
         return self.top(torch.cat([table(ids) for table, ids in zip(self.tables, indices, strict=True)], 1))
 
 
@@ -188,7 +188,7 @@ def test_a_table_used_twice_has_its_rows_one_after_the_other() -> None:
             super().__init__()
             self.table = nn.Embedding(1000, 4, sparse=True)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             return (self.table(x) * self.table(x.flip(0))).sum()
 
     graph = capture(Twice(), torch.arange(6), lambda output: output, optimizer="sgd-plain")

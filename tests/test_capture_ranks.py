@@ -818,7 +818,7 @@ def test_dispatchers_differ_in_what_they_copy(dispatcher: str, moved: list[str])
 def test_experts_are_cut_over_ranks_that_gather_their_rows() -> None:
     """Megatron cuts experts as far as other layers where there are devices for it: rows of the team are
     gathered behind the exchange, and its sums are handed out."""
-    plan = {"tensor": 2, "expert": 2, "sequence_parallel": True, "data": 2}
+    plan: dict[str, Any] = {"tensor": 2, "expert": 2, "sequence_parallel": True, "data": 2}
     graph, whole = (
         trace_rank(
             a_job("mixtral", framework="megatron", **plan, expert_tensor=width), accumulate=False, info={}
@@ -836,9 +836,10 @@ def test_experts_are_cut_over_ranks_that_gather_their_rows() -> None:
 
 
 def test_the_fullest_rank_computes_and_keeps_what_it_gets() -> None:
+    loads: list[dict[str, Any]] = [{}, {"expert_imbalance": 1.5}, {"expert_capacity": 1.25}]
     even, skewed, padded = (
-        trace_rank(a_job("mixtral", expert=4, framework="megatron", **of), accumulate=False, info={})
-        for of in ({}, {"expert_imbalance": 1.5}, {"expert_capacity": 1.25})
+        trace_rank(a_job("mixtral", expert=4, framework="megatron", **load), accumulate=False, info={})
+        for load in loads
     )
     rows = BATCH * SEQUENCE * 2
     assert ("_grouped_mm", (3 * rows // 2, HIDDEN)) in of_experts(skewed, "forward")
@@ -993,9 +994,10 @@ def test_experts_are_forecast_on_every_plan(model: str) -> None:
 
 def test_the_interval_is_open_to_uneven_routing() -> None:
     predictor = DeletePopPredictor()
+    plans: list[dict[str, Any]] = [{}, {"expert_imbalance": 1.0}]
     unsaid, said = (
         predictor.predict(a_job("mixtral", framework="megatron", expert=4, **plan))["step_time_s"]
-        for plan in ({}, {"expert_imbalance": 1.0})
+        for plan in plans
     )
     assert unsaid.median == said.median
     assert unsaid.high > said.high

@@ -14,6 +14,7 @@ import pytest
 from commands import ok
 from foretrain import catalog as catalog_module
 from foretrain.catalog import Catalog, Device
+from foretrain.catalog.sections import Sections
 from foretrain.cluster import Cluster
 from foretrain.errors import InputError
 
@@ -346,7 +347,7 @@ def test_entries_read_one_by_one_are_those_of_the_whole_file(kind: str) -> None:
     read = catalog_module._builtin(kind)
     assert list(read) == list(whole)
     assert {name: read[name] for name in read} == whole
-    assert isinstance(read, catalog_module.Sections)
+    assert isinstance(read, Sections)
     aliases = {alias: name for name, entry in whole.items() for alias in entry.get("aliases", ())}
     assert read.aliases() == aliases
 

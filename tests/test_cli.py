@@ -324,7 +324,7 @@ def test_a_mistake_in_a_real_process_has_no_traceback() -> None:
 
 
 def test_version() -> None:
-    assert process("--version").stdout.startswith("foretrain ")
+    assert process("--version").stdout == f"foretrain {foretrain.__version__}\n"
 
 
 # Many jobs

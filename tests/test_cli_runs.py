@@ -17,7 +17,7 @@ import foretrain
 from commands import begin_python
 from foretrain.cli import app
 from foretrain.measure.store import Store, append_run, open_runs
-from ray_nodes import wait_for
+from ray_clusters import wait_for
 
 
 @pytest.fixture(autouse=True)

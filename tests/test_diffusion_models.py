@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,11 @@ def test_a_step_is_traced_as_it_runs(name: str) -> None:
     graph = traced(work)
     real = load_model(work, 2, "cpu")
     with FlopCounterMode(display=False) as counted:
+        assert isinstance(real.inputs, Mapping)
         noise = real.module(**real.inputs)
         assert real.loss is not None
         real.loss(noise).backward()
-    latents = real.inputs["latents"]  # type: ignore[call-overload]
+    latents = real.inputs["latents"]
     assert (len(noise), *noise.shape[2:]) == (len(latents), *latents.shape[2:])
     assert all(one.grad is not None for one in real.module.parameters())
     products = sum(op.operator.flops for op in graph.ops if "attention" not in op.operator.name)

@@ -13,7 +13,7 @@ import pytest
 from foretrain.capture.parallel.permutation import Routing
 from foretrain.cluster import Cluster
 from foretrain.costs.collectives import Collectives
-from foretrain.costs.dispatch import exchange_s
+from foretrain.costs.dispatch import Direction, exchange_s
 from foretrain.costs.features import COLUMNS, describe, family_of
 from foretrain.costs.features.products import grouped_sizes
 from foretrain.costs.grouped import casts_s, issue_s, uneven_factors
@@ -30,9 +30,16 @@ from foretrain.step.partition import Teams
 from foretrain.step.passes import hidden_exchange_s
 from foretrain.step.play import Step
 
-NODE = {"tokens": 4096, "copies": 5.25, "reached": 1, "width_bytes": 14336, "near": 8, "domains": 1}
+NODE: dict[str, Any] = {
+    "tokens": 4096,
+    "copies": 5.25,
+    "reached": 1,
+    "width_bytes": 14336,
+    "near": 8,
+    "domains": 1,
+}
 NODES = {"node": "dgx-h100", "nodes": 1}
-H100 = {"inside_bytes_per_s": 450e9, "outside_bytes_per_s": 50e9}
+H100: dict[str, Any] = {"inside_bytes_per_s": 450e9, "outside_bytes_per_s": 50e9}
 
 
 def job(plan: dict[str, Any], cluster: dict[str, Any], framework: str = "megatron") -> Job:
@@ -46,7 +53,8 @@ def job(plan: dict[str, Any], cluster: dict[str, Any], framework: str = "megatro
 
 @pytest.mark.parametrize("way", ["deepep", "hybridep"])
 def test_more_of_anything_never_takes_less(way: str) -> None:
-    for name, direction in itertools.product(("tokens", "copies", "width_bytes"), ("dispatch", "combine")):
+    directions: tuple[Direction, ...] = ("dispatch", "combine")
+    for name, direction in itertools.product(("tokens", "copies", "width_bytes"), directions):
         times = [
             exchange_s(way, direction, **{**NODE, name: NODE[name] * times}, **H100) for times in (1, 2, 4)
         ]
@@ -139,7 +147,10 @@ def hidden(plan: Plan, micro_batches: int, exchanged_s: float) -> list[float]:
         graph=SimpleNamespace(ops=[SimpleNamespace(operator=one) for one in operators]),
         calls=SimpleNamespace(communicates=np.array([True, False, True])),
     )
-    return hidden_exchange_s(layout, np.arange(3), np.array([exchanged_s, 1.0, 1.0])).tolist()
+    hidden_s: list[float] = hidden_exchange_s(
+        layout, np.arange(3), np.array([exchanged_s, 1.0, 1.0])
+    ).tolist()
+    return hidden_s
 
 
 def test_an_exchange_runs_beside_the_computation_of_another_micro_batch() -> None:

@@ -39,7 +39,7 @@ from foretrain.step.timeline import StepUse, Timeline
 from foretrain.web.details import details
 from made_up import made_up
 
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "source": "transformers",
     "task": "causal-lm",
     "config": {
@@ -267,14 +267,12 @@ def recomputed(plan: dict[str, Any]) -> tuple[int, list[str]]:
 
 
 def test_one_device_runs_the_checkpoints_of_the_library_itself() -> None:
-    (all_layers, full), (half, same), (by_operators, fewer) = map(
-        recomputed,
-        (
-            {"recompute": "full"},
-            {"recompute": "full", "recompute_every": 2},
-            {"recompute": "operators"},
-        ),
+    plans: tuple[dict[str, Any], ...] = (
+        {"recompute": "full"},
+        {"recompute": "full", "recompute_every": 2},
+        {"recompute": "operators"},
     )
+    (all_layers, full), (half, same), (by_operators, fewer) = map(recomputed, plans)
     assert (all_layers, half, by_operators) == (6, 3, 6)
     assert same == full
     assert full.count("mm") == 6  # of seven products the last is not asked for

@@ -256,7 +256,8 @@ class _Slow(type(get("roofline"))):  # type: ignore[misc]
 
     def predict(self, job: Any) -> Forecast:
         self.now_s += 6.0
-        return super().predict(job)
+        forecast: Forecast = super().predict(job)
+        return forecast
 
 
 def test_the_job_itself_comes_with_the_files_that_launch_it(table: Table) -> None:

@@ -3,6 +3,7 @@ loaded, and nothing is said on the console."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import tomllib
@@ -107,7 +108,8 @@ def test_a_page_opens_with_the_job_itself(opened: Browser, table: Table) -> None
 def test_a_slider_changes_time_and_memory_at_once(opened: Browser) -> None:
     before, last = cards(opened), int(opened.run("return document.querySelector('#batch-slider').max"))
     spent_s = sorted(
-        opened.cpu_s(lambda at=at: opened.choose("#batch-slider", str(at))) for at in range(0, last + 1, 3)
+        opened.cpu_s(functools.partial(opened.choose, "#batch-slider", str(at)))
+        for at in range(0, last + 1, 3)
     )
     after = cards(opened)
     assert after["Training time"] != before["Training time"]

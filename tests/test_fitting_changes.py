@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,7 +213,7 @@ def test_every_change_is_a_job_that_can_be_read_again(change: Callable[..., Any]
     search = fitting_changes._Search(first, predictor)
     search.may_fit = lambda **_: True  # type: ignore[method-assign]
     start = fitting_changes.Change(job=first.job, words="", fields={})
-    for one in functools.reduce(lambda taken, made: [*taken, made], change(search, start), []):
+    for one in list(change(search, start)):
         assert one.words
         assert one.fields
         sections = one.job.to_dict()

@@ -29,7 +29,7 @@ class Layers(nn.Module):
         self.first, self.second = nn.Linear(64, 96), nn.Linear(96, 64, bias=False)
         self.odd, self.head = nn.Linear(64, 40), nn.Linear(64, 32)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.second(torch.nn.functional.gelu(self.first(x)))
         return self.head(x).sum() + self.odd(x).sum()
 
@@ -140,7 +140,7 @@ def test_frameworks_have_their_own_way() -> None:
     assert Training(global_batch=1, precision="fp8", fp8="blockwise").fp8_recipe == "blockwise"
     with pytest.raises(InputError, match=r"training\.fp8: 'rowwise' needs precision fp8, not bf16"):
         Training(global_batch=1, precision="bf16", fp8="rowwise")
-    mx = {"sequence": 64, "precision": "fp8", "fp8": "mxfp8"}
+    mx: dict[str, Any] = {"sequence": 64, "precision": "fp8", "fp8": "mxfp8"}
     with pytest.raises(
         InputError, match=r"training\.fp8: 'mxfp8' cannot run on h100.*; use delayed, current"
     ):

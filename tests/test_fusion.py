@@ -416,8 +416,8 @@ def test_a_compiled_model_of_transformers_has_its_masks_written_out() -> None:
 
 def test_what_cuda_graphs_allocate_is_reserved_in_their_pools() -> None:
     def memory(mode: object) -> tuple[float, float, float]:
-        job = a_job("llama", layers=1).to_dict()
-        job = Job.read({**job, "training": {**job["training"], "compile": mode}})
+        tables = a_job("llama", layers=1).to_dict()
+        job = Job.read({**tables, "training": {**tables["training"], "compile": mode}})
         found = predictors.get("roofline").predict(job).quantities
         return tuple(
             found[name].median for name in ("peak_memory_bytes", "reserved_memory_bytes", "step_time_s")
@@ -433,8 +433,9 @@ def test_what_cuda_graphs_allocate_is_reserved_in_their_pools() -> None:
 
 def test_cuda_graphs_of_layers_or_passes_take_the_host_off_their_calls() -> None:
     def found(graphs: str) -> tuple[float, float]:
-        job = a_job("llama", layers=4).to_dict()
-        job = Job.read({**job, "training": {**job["training"], "framework": "megatron", "graphs": graphs}})
+        tables = a_job("llama", layers=4).to_dict()
+        training = {**tables["training"], "framework": "megatron", "graphs": graphs}
+        job = Job.read({**tables, "training": training})
         forecast = predictors.get("roofline").predict(job)
         assert forecast.step is not None
         calls, graph = forecast.step.layout.calls, forecast.step.layout.graph

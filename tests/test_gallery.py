@@ -3,6 +3,7 @@
 import ast
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ PARTS = {"nano_gpt/model.py"}
 """Files that a training of the gallery imports."""
 
 
-def test_table_and_readme_have_every_file():
+def test_table_and_readme_have_every_file() -> None:
     files = {str(path.relative_to(GALLERY)) for path in GALLERY.rglob("*.py")}
     readme = (GALLERY / "README.md").read_text()
     assert len(ROWS) == 40
@@ -24,7 +25,7 @@ def test_table_and_readme_have_every_file():
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["file"])
-def test_file_stands_alone_and_has_its_targets(row):
+def test_file_stands_alone_and_has_its_targets(row: dict[str, Any]) -> None:
     tree = ast.parse((GALLERY / row["file"]).read_text())
     imported = {
         name.split(".")[0]

@@ -39,8 +39,10 @@ def a_graph(calls: Sequence[Call], held: Sequence[tuple[TensorSpec, Category]]) 
     """A step of these calls; buffers that no call writes are there before, all live to their last use."""
     ops = []
     for phase, name, reads, writes, inputs, outputs, args in calls:
-        sizes = (sum(spec.size_bytes for spec in specs) for specs in (inputs, outputs))
-        operator = Operator(name, "default", tuple(inputs), tuple(outputs), args, 0, *sizes, True)
+        read_bytes, written_bytes = (sum(spec.size_bytes for spec in specs) for specs in (inputs, outputs))
+        operator = Operator(
+            name, "default", tuple(inputs), tuple(outputs), args, 0, read_bytes, written_bytes, True
+        )
         ops.append(Op(operator, phase, "", tuple(reads), tuple(writes)))
     buffers = []
     for number, (spec, category) in enumerate(held):
@@ -126,11 +128,13 @@ def test_what_a_loop_makes_again_is_not_saved() -> None:
 def test_images_go_to_channels_last_where_convolutions_gain_by_it() -> None:
     def chosen(weight: tuple[int, ...], groups: int = 1, others: int = 0, trains: bool = True) -> bool:
         spec = TensorSpec(weight, "bfloat16")
+        back: Call = ("backward", "relu", (2,), (2,), (IMAGES,), (IMAGES,), {})
+        other: Call = ("forward", "relu", (2,), (2,), (IMAGES,), (IMAGES,), {})
         calls: list[Call] = [
-            *[("backward", "relu", (2,), (2,), (IMAGES,), (IMAGES,), {})] * trains,
+            *[back] * trains,
             ("forward", "convolution", (0, 1), (2,), (IMAGES, spec), (IMAGES,), {"groups": groups}),
-            *[("forward", "relu", (2,), (2,), (IMAGES,), (IMAGES,), {})] * others,
-        ]  # fmt: skip
+            *[other] * others,
+        ]
         return prefers_channels_last(
             a_graph(calls, [(IMAGES, "inputs"), (spec, "weights"), (IMAGES, "activations")])
         )

@@ -300,7 +300,7 @@ def test_ray_is_asked_for_the_workers_of_the_plan(tmp_path: Path, monkeypatch: p
         Job=types.SimpleNamespace(load=Path.name.fget),  # type: ignore[attr-defined]
         train=lambda job, **options: trained.update(job=job, **options),
     )
-    monkeypatch.setitem(sys.modules, "train", stand_in)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "train", stand_in)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.chdir(tmp_path)
     program.train_worker({**launch, "steps": 7})

@@ -107,7 +107,13 @@ def test_a_further_plan_of_many_stages_is_forecast_with_few_calls_of_python() ->
     PREDICTOR.predict(planned())
     interleaved = {"schedule": "interleaved", "virtual_stages": 2}
     modules = {"recompute": "selective", "recompute_modules": ["norms", "mlp"]}
-    further = [{"recompute": "full"}, modules, interleaved, {"schedule": "zbv"}, {"schedule": "dualpipe"}]
+    further: list[dict[str, Any]] = [
+        {"recompute": "full"},
+        modules,
+        interleaved,
+        {"schedule": "zbv"},
+        {"schedule": "dualpipe"},
+    ]
     assert max(calls(planned(**plan)) for plan in further) < 150_000
 
 
@@ -271,7 +277,7 @@ def layers_of(given: Job) -> list[list[int]]:
 
 def test_stages_have_the_layers_that_the_plan_says() -> None:
     assert layers_of(job(pipeline=4, stages=[0, 3, 4, 1])) == [[0], [3], [4], [1]]
-    chunked = {"pipeline": 2, "schedule": "interleaved", "stages": [1, 2, 2, 3]}
+    chunked: dict[str, Any] = {"pipeline": 2, "schedule": "interleaved", "stages": [1, 2, 2, 3]}
     assert layers_of(job(**chunked)) == [[1, 2], [2, 3]]
     even, uneven = (step_s(job(pipeline=4, stages=counts)) for counts in ([2, 2, 2, 2], [1, 1, 1, 5]))
     assert uneven > 1.5 * even
@@ -279,7 +285,7 @@ def test_stages_have_the_layers_that_the_plan_says() -> None:
 
 def test_layers_fold_back_where_a_schedule_does() -> None:
     assert layers_of(job(pipeline=2, schedule="zbv", stages=[1, 2, 2, 3])) == [[1, 3], [2, 2]]
-    dual = {"pipeline": 2, "schedule": "dualpipe", "stages": [3, 5], "micro_batch": 1}
+    dual: dict[str, Any] = {"pipeline": 2, "schedule": "dualpipe", "stages": [3, 5], "micro_batch": 1}
     assert layers_of(job(**dual)) == [[3, 5], [5, 3]]
 
 
@@ -347,7 +353,7 @@ def test_splitting_the_backward_pass_makes_a_pipeline_shorter_and_fills_its_last
 
 def test_messages_are_waited_for_in_plain_schedules_only() -> None:
     far = {"node": "dgx-h100", "nodes": 4}
-    given = {"pipeline": 4, "tensor": 8, "micro_batch": 16, "training": LARGE}
+    given: dict[str, Any] = {"pipeline": 4, "tensor": 8, "micro_batch": 16, "training": LARGE}
     waits, overlaps = (step_s(job(far, overlap={"messages": value}, **given)) for value in (False, True))
     assert step_s(job(far, **given)) == waits > overlaps
     given |= {"schedule": "interleaved"}
@@ -376,16 +382,16 @@ def test_each_pass_of_a_chunk_has_time_of_megatrons_own() -> None:
 
 def test_nanotrons_messages_are_held_up_on_many_nodes_of_efa() -> None:
     def step(node: str, nodes: int) -> float:
-        given = {"pipeline": 2, "training": {"framework": "nanotron", "global_batch": 4 * nodes * 2}}
-        return step_s(job({"node": node, "nodes": nodes}, **given))
+        training = {"framework": "nanotron", "global_batch": 4 * nodes * 2}
+        return step_s(job({"node": node, "nodes": nodes}, training, pipeline=2))
 
     assert step("p5.48xlarge", 64) > step("p5.48xlarge", 32) + 0.5
     assert step("dgx-h100", 64) < step("dgx-h100", 32) + 0.5
 
 
 def test_in_fp32_megatron_has_host_and_device_one_after_the_other() -> None:
-    given = {"tensor": 2, "micro_batch": 1, "training": {"precision": "tf32", "master_weights": False}}
-    step = PREDICTOR.predict(job(**given)).inside("time")
+    training = {"precision": "tf32", "master_weights": False}
+    step = PREDICTOR.predict(job(training=training, tensor=2, micro_batch=1)).inside("time")
     (work,) = step.works
     assert work.passes.steady_s == pytest.approx(work.passes.host_s + work.passes.device_s, rel=0.02)
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_a_step_is_measured_as_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes", [{"mode": "infer"}, {"precision": "bf16"}, {"precision": "amp-bf16"}, {"optimizer": "sgd"}]
 )
-def test_modes_and_precisions_run(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_modes_and_precisions_run(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert measure_step(a_job(tmp_path, **changes), device="cpu", seconds=0.01).measured["step_time_s"] > 0
 
 
@@ -89,7 +90,7 @@ def test_layers_are_recomputed_as_the_plan_says(plan: Plan, blocks_again: int, p
     blocks = torch.nn.Sequential(OrderedDict((f"block_{i}", block()) for i in range(4)))
     body = torch.nn.Sequential(blocks)
     assert recompute_layers(body, plan) == f"a checkpoint around each of {blocks_again} blocks of 0"
-    with Counting():
+    with Counting():  # type: ignore[no-untyped-call]
         loss = body(torch.ones(2, 8, requires_grad=True)).sum()
         seen.clear()
         loss.backward()

@@ -37,7 +37,7 @@ def llama_parameters() -> int:
     width, layers = CONFIG["hidden_size"], CONFIG["num_hidden_layers"]
     keys = width * CONFIG["num_key_value_heads"] // CONFIG["num_attention_heads"]
     layer = 2 * width * width + 2 * width * keys + 3 * width * CONFIG["intermediate_size"] + 2 * width
-    return layers * layer + width + 2 * width * CONFIG["vocab_size"]
+    return int(layers * layer + width + 2 * width * CONFIG["vocab_size"])
 
 
 @pytest.mark.parametrize("name", ["ZeRO 1", "tensor", "pipeline, gpipe", "experts", "context"])

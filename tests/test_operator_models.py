@@ -55,7 +55,7 @@ def convolution(
 ) -> Operator:
     x, weight, out = spec(n, c, side, side), spec(k, c // groups, window, window), -(-side // stride)
     y = spec(n, k, out, out)
-    args = {
+    args: dict[str, Any] = {
         "stride": [stride, stride],
         "padding": [window // 2, window // 2],
         "dilation": [1, 1],

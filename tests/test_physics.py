@@ -12,7 +12,7 @@ import pytest
 from foretrain.duration import start_up
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Estimate, Forecast, whole_training
-from foretrain.graph import Buffer, Op, OpGraph, Weight
+from foretrain.graph import Buffer, Op, OpGraph, Phase, Weight
 from foretrain.job import Job, Run
 from foretrain.predictors import blackbox, physics
 from foretrain.predictors.base import Predictor
@@ -46,7 +46,7 @@ class Says(Predictor):
 def graph_file(tmp_path: Path) -> Path:
     """A step of three products of one parameter, with momentum."""
     multiply, update = product(SIDE, SIDE, SIDE), call("_foreach_add_", spec(SIDE, SIDE))
-    phases = ("forward", "backward", "backward", "optimizer")
+    phases: tuple[Phase, ...] = ("forward", "backward", "backward", "optimizer")
     ops = tuple(Op(update if phase == "optimizer" else multiply, phase, "layer", (), ()) for phase in phases)
     buffers = (
         Buffer(WEIGHT_BYTES, "weights", -1, 4),

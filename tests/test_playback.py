@@ -139,22 +139,22 @@ def test_no_pass_runs_before_its_input_and_none_is_left_out(
             spot = place(name, slot.stage, int(number[1]) if chunks > 1 else 0, stages)
             ran[kind, *spot, int(number[0])] = (slot.start_s, slot.end_s)
     last = stages * chunks // (2 if name == "dualpipe" else 1) - 1
-    for (kind, copy, number, micro_batch), (start, _) in ran.items():
-        if kind == "F" and number:
-            assert start >= ran["F", copy, number - 1, micro_batch][1]
+    for (kind, copy, chunk, micro_batch), (start, _) in ran.items():
+        if kind == "F" and chunk:
+            assert start >= ran["F", copy, chunk - 1, micro_batch][1]
         if kind in "BI":
             above = (
-                ran["F", copy, number, micro_batch]
-                if number == last
+                ran["F", copy, chunk, micro_batch]
+                if chunk == last
                 else next(
-                    ran[other, copy, number + 1, micro_batch]
+                    ran[other, copy, chunk + 1, micro_batch]
                     for other in "BI"
-                    if (other, copy, number + 1, micro_batch) in ran
+                    if (other, copy, chunk + 1, micro_batch) in ran
                 )
             )
             assert start >= above[1]
         if kind == "W":
-            assert start >= ran["I", copy, number, micro_batch][1]
+            assert start >= ran["I", copy, chunk, micro_batch][1]
     copies = 2 if name == "dualpipe" else 1
     for kinds in ("F", "BI", "BW"):
         count = sum(kind in kinds for kind, *_ in ran)

@@ -10,18 +10,21 @@ import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-import foretrain  # noqa: E402
-from foretrain.capture import capture  # noqa: E402
-from foretrain.capture.programs import launch, settings  # noqa: E402
-from foretrain.capture.programs.targets import kind_of, pick  # noqa: E402
-from foretrain.errors import CaptureError, ForetrainError, InputError  # noqa: E402
-from foretrain.graph import OpGraph  # noqa: E402
-from foretrain.workload import Model, Training, Workload  # noqa: E402
+import torch
+
+import foretrain
+from foretrain.capture import capture
+from foretrain.capture.programs import launch, settings
+from foretrain.capture.programs.targets import kind_of, pick
+from foretrain.errors import CaptureError, ForetrainError, InputError
+from foretrain.graph import OpGraph
+from foretrain.workload import Model, Training, Workload
 
 HEAD = """
 import torch, torch.nn as nn, torch.nn.functional as F
@@ -359,13 +362,15 @@ def test_losses_as_people_write_them() -> None:
     cross_entropy = torch.nn.functional.cross_entropy
 
     class Own(torch.nn.Module):
+        mask: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.net = torch.nn.Linear(16, 4)
             self.register_buffer("mask", torch.tril(torch.ones(4, 4)).bool())
 
-        def forward(self, batch: object) -> object:
-            rows, labels = (batch.x, batch.y) if dataclasses.is_dataclass(batch) else batch  # type: ignore[attr-defined, misc]
+        def forward(self, batch: Any) -> object:
+            rows, labels = (batch.x, batch.y) if isinstance(batch, Batch) else batch
             out = self.net(rows)
             if self.mask.all():
                 raise AssertionError("the mask has lost its values")

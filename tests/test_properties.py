@@ -108,7 +108,7 @@ def split_jobs(draw: st.DrawFn) -> dict[str, Any]:
     if plan.get("pipeline", 1) > 1:
         plan["schedule"] = draw(st.sampled_from(("gpipe", "1f1b", "interleaved")))
     plan["micro_batch"] = 2
-    training = dict(draw(st.sampled_from(TRAININGS)))
+    training: dict[str, Any] = dict(draw(st.sampled_from(TRAININGS)))
     training["global_batch"] = 2 * left * draw(st.sampled_from((1, 2, 8)))
     if model is LLAMA:
         training |= {"sequence": SEQUENCE, "framework": draw(st.sampled_from(FRAMEWORKS))}
@@ -230,7 +230,7 @@ def check_arithmetic(forecast: Forecast) -> None:
     passes = 1 if training.mode == "infer" else 3
     samples, source = training.global_batch, job.workload.model.source
     if source == "transformers":
-        work = passes * 2 * LLAMA_PRODUCTS * samples * SEQUENCE
+        work: float = passes * 2 * LLAMA_PRODUCTS * samples * SEQUENCE
     elif source == "torchvision":
         work = CNN_FLOPS * samples
     else:  # the first layer's input needs no gradient

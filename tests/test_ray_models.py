@@ -53,7 +53,8 @@ def step_s(one: Job) -> float:
     """A training that computes by the batch over the cores, and exchanges by the logarithm of the workers."""
     workers, cores = one.cluster.world_size, one.cluster.device.cores or 1
     batch = one.workload.training.global_batch / workers
-    return (0.02 + 0.01 * batch / cores**0.9 + 0.03 * math.log(workers)) * (1.5 if one.plan.servers else 1.0)
+    computing_s = float(0.01 * batch / cores**0.9)
+    return (0.02 + computing_s + 0.03 * math.log(workers)) * (1.5 if one.plan.servers else 1.0)
 
 
 def run(one: Job, **measured: float) -> Run:
@@ -269,7 +270,7 @@ def totals() -> RayModelsPredictor:
 @pytest.mark.parametrize(
     "asked", [{"samples": 5120, "epochs": 2}, {"samples": 5120, "epochs": 3}, {"steps": 960}]
 )
-def test_a_training_has_one_start(totals: RayModelsPredictor, asked: dict[str, int]) -> None:
+def test_a_training_has_one_start(totals: RayModelsPredictor, asked: dict[str, Any]) -> None:
     one = job(2, 8, **asked)
     steps, epoch_steps = one.workload.training.total_steps, one.workload.training.steps_per_epoch
     assert steps
@@ -296,9 +297,9 @@ def test_trainings_of_one_length_have_one_start_too() -> None:
 
 @pytest.mark.parametrize("asked", [{"samples": 5120, "epochs": 3}, {"steps": 960}])
 def test_a_training_evaluates_and_waits_whatever_says_how_long_it_is(
-    totals: RayModelsPredictor, asked: dict[str, int]
+    totals: RayModelsPredictor, asked: dict[str, Any]
 ) -> None:
-    beside = {"evaluate_every": 10, "evaluate_samples": 1000}
+    beside: dict[str, Any] = {"evaluate_every": 10, "evaluate_samples": 1000}
     plain, more = (totals.predict(job(2, 8, **asked, **training)) for training in ({}, beside))
     assert more.duration is not None
     parts = {part.name: part.time_s.median for part in more.duration.parts}
@@ -308,7 +309,7 @@ def test_a_training_evaluates_and_waits_whatever_says_how_long_it_is(
 
 
 def test_what_runs_evaluated_is_not_added_twice(totals: RayModelsPredictor) -> None:
-    beside = {"evaluate_every": 50, "evaluate_samples": 1000}
+    beside: dict[str, Any] = {"evaluate_every": 50, "evaluate_samples": 1000}
     evaluated = []
     for workers in (1, 2, 4):
         for samples in (2560, 5120, 10240):

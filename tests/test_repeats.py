@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ class Attention(nn.Module):
         super().__init__()
         self.queries, self.keys, self.values, self.out = (nn.Linear(64, 64, bias=False) for _ in range(4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = x * 2
         return self.out(self.queries(x) + self.keys(x) + self.values(x)).sum()
 
@@ -65,7 +66,7 @@ def test_parts_of_a_tensor_are_not_taken_for_one_another() -> None:
             super().__init__()
             self.both = nn.Linear(8, 16)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             first, second = self.both(x).chunk(2, dim=-1)
             return (first.abs() + second.abs()).sum()
 

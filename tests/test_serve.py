@@ -14,12 +14,12 @@ import pytest
 from commands import fails
 from foretrain.api import predict
 from made_up import one_product
-from serving import LINEAR, Server, nets_in, run_of, serving
+from servers import LINEAR, Server, nets_in, run_of, serving
 from test_ernest import runs as ernest_runs
 
 TOKEN = "a-token-of-the-tests"
 AUTHORISED = {"authorization": f"Bearer {TOKEN}"}
-GRAPH_JOB = {
+GRAPH_JOB: dict[str, Any] = {
     "model": {"source": "graph", "name": "product.json.zst"},
     "training": {"global_batch": 4},
     "cluster": {"device": "a100-sxm-80gb"},
@@ -284,11 +284,11 @@ def test_it_does_not_start_as_it_should_not(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_capture_that_does_not_end_is_ended(tmp_path: Path, folder: Path, cache: Path) -> None:
-    limits = ("--allow", str(folder), "--processes", "1", "--capture-seconds", "10")
+    limits = ("--allow", str(folder), "--processes", "1", "--capture-seconds", "4")
     with serving(str(tmp_path / "runs.db"), *limits) as server:
         answer = server.predict(model="nets.py:endless", options={"device": "a100"})
         assert answer.status == 422
-        assert answer.json["error"] == "model: took longer than 10 s, and was ended"
+        assert answer.json["error"] == "model: took longer than 4 s, and was ended"
         assert server.predict(job=GRAPH_JOB).status == 200
 
 

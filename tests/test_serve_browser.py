@@ -12,7 +12,7 @@ import pytest
 
 from browsing import Browser
 from made_up import one_product
-from serving import PATIENCE_S, Server, nets_in, run_of, serving
+from servers import PATIENCE_S, Server, nets_in, run_of, serving
 
 TOKEN = "a-token-of-the-page"
 TABS = ("explore", "compare", "plan", "schedule", "leaderboard", "runs")

@@ -18,7 +18,7 @@ from foretrain.client import Client, ServerError
 from foretrain.errors import InputError
 from foretrain.job import Job, Run, read_runs
 from made_up import one_product
-from serving import Server, run_of, serving
+from servers import Server, run_of, serving
 
 TOKEN = "a-token-of-the-tests"
 AWAY = "http://127.0.0.1:9"

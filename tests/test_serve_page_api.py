@@ -14,7 +14,7 @@ from foretrain.recent import Recent
 from foretrain.serve.requests import ExplainRequest, LeaderboardRequest, PredictRequest
 from foretrain.serve.work import config_tables
 from made_up import one_product
-from serving import Server, nets_in, run_of, serving
+from servers import Server, nets_in, run_of, serving
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "max_position_embeddings": 512,
@@ -156,7 +156,11 @@ def test_what_was_used_last_is_kept() -> None:
     made: list[str] = []
 
     def get(name: str, size: float = 1.0) -> None:
-        recent.get(name, lambda: made.append(name) or len(made), lambda _: size)
+        def make() -> int:
+            made.append(name)
+            return len(made)
+
+        recent.get(name, make, lambda _: size)
 
     for name in ("a", "b", "c", "a", "d", "a", "b"):
         get(name)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from foretrain.job import Run
 from foretrain.measure.store import Store, StoreError
 from foretrain.measure.store.database import LAYOUT
-from serving import run_of, start, write_until_it_dies
+from servers import run_of, start, write_until_it_dies
 
 ROUNDS = 3
 

@@ -23,7 +23,8 @@ from foretrain.step.graph import step_graph
 from foretrain.step.partition import blocks, stages
 from foretrain.step.passes import run_again
 from foretrain.step.recomputed_modules import check_modules
-from foretrain.step.sharded_memory import in_flight, sharded_memory
+from foretrain.step.schedules import in_flight
+from foretrain.step.sharded_memory import sharded_memory
 
 LAYERS, WIDTH, VOCABULARY, SEQUENCE, BATCH = 8, 64, 512, 64, 2
 TENSOR_BYTES = BATCH * SEQUENCE * WIDTH * 2
@@ -107,7 +108,7 @@ def test_zero3_adds_two_gathered_blocks() -> None:
 
 
 def test_both_copies_of_dualpipe_share_the_optimizer_state() -> None:
-    plan = {"data": 2, "pipeline": 4, "shard": "zero1", "accumulation": 8}
+    plan: dict[str, Any] = {"data": 2, "pipeline": 4, "shard": "zero1", "accumulation": 8}
     once, twice = memory(a_job(**plan)), memory(a_job(**plan, schedule="dualpipe"))
     for name, times in (("optimizer_state", 1), ("weights", 2)):
         single, double = (sum(rank.by_category[name] for rank in ranks) for ranks in (once, twice))

@@ -4,6 +4,8 @@ run has the twelve figures."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -139,7 +141,7 @@ def test_kernels_and_copies_are_told_apart_on_the_hosts_clock(
 
     monkeypatch.setattr(torch.profiler, "profile", Profile)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(activity.time, "time", lambda: ended)
+    monkeypatch.setattr(time, "time", lambda: ended)
     returned, found = activity.profiled(lambda: "done")
     assert (returned, found.launched) == ("done", 3)
     np.testing.assert_allclose(
@@ -169,7 +171,7 @@ def test_samples_are_read_line_by_line(monkeypatch: pytest.MonkeyPatch, tmp_path
         def kill(self) -> None: ...
 
     monkeypatch.setattr(watching, "gpu_count", lambda: 1)
-    monkeypatch.setattr(watching.subprocess, "Popen", lambda *_, **__: Process())
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Process())
     lines = [json.dumps({"kind": "use", "time_s": float(i), "utilization": 0.5}) + "\n" for i in range(3)]
     with Watcher() as watcher, watcher._file.open("a") as file:
         file.write(lines[0] + lines[1][:9])
@@ -208,7 +210,7 @@ def test_the_watching_process_ends_with_its_input(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(watching, "Gpu", Gpu)
     monkeypatch.setattr(watching, "Counters", none)
     stdin = types.SimpleNamespace(buffer=types.SimpleNamespace(read=lambda: enough.wait(0.2)))
-    monkeypatch.setattr(watching.sys, "stdin", stdin)
+    monkeypatch.setattr(sys, "stdin", stdin)
     watching.main(str(tmp_path / "samples.jsonl"), 0, 0.01)
     lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert {line["kind"] for line in lines} == {"use", "pcie"}

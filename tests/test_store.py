@@ -158,9 +158,9 @@ def test_a_failure_half_way_leaves_nothing(store: Store, monkeypatch: pytest.Mon
     assert store.add([run(1)]) == Added(new=1, known=0)
 
 
-def _interrupted(insert: Callable[..., int]) -> Callable[..., int]:
+def _interrupted(insert: Callable[..., list[str]]) -> Callable[..., list[str]]:
     @functools.wraps(insert)
-    def inner(*args: Any) -> int:
+    def inner(*args: Any) -> list[str]:
         insert(*args)
         raise KeyboardInterrupt
 

@@ -154,6 +154,7 @@ def test_a_task_has_inputs_of_its_own(
     name: str, args: dict[str, Any], shape: tuple[int, ...], note: str
 ) -> None:
     loaded = load_model(workload(name, args=args), 2)
+    assert isinstance(loaded.inputs, tuple)
     assert loaded.inputs[0].shape == shape
     assert loaded.notes == (note,)
     assert traced(name, args=args).total("flops") > 0
