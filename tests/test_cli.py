@@ -401,6 +401,26 @@ def test_a_closed_pipe_is_silent() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("words", [("--help",), ("catalog", "devices"), ("catalog", "devices", "--json")])
+def test_a_full_disk_behind_stdout_is_one_line(words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "foretrain.cli", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "foretrain: stdout: cannot be written (No space left on device)\n"
+
+
+def test_a_closed_stdout_is_silent() -> None:
+    close = f"exec {sys.executable} -m foretrain.cli catalog devices >&-"
+    done = subprocess.run(["sh", "-c", close], stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # The other commands
 
 
@@ -431,6 +451,8 @@ def test_capture_writes_a_graph_that_predict_reads(folder: Path) -> None:
     given = forecast("graph.json.zst", "--device", "a100", "--batch", "8")["quantities"]
     assert given["step_time_s"] == forecast("job.toml")["quantities"]["step_time_s"]
     assert "cannot be written" in fails("capture", "job.toml", "-o", "job.toml/graph.json.zst")
+    said = fails("capture", "job.toml", "-o", "graph.json")
+    assert "--out: 'graph.json' is not a name that ends in .zst" in said
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,3 +115,17 @@ def test_progress_is_told_from_the_start(tmp_path: Path) -> None:
     for group in todo.within(None, [[1, 2], [3]]):
         todo.write(*({"key": str(item)} for item in group))
     assert moved == [(0, 3), (2, 3), (3, 3)]
+
+
+def test_a_disk_that_fills_up_leaves_no_half_line(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    measure([1], out)
+    before = out.read_bytes()
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, most[1]))
+    try:
+        with pytest.raises(InputError, match=r"results\.jsonl: cannot be written"):
+            measure([1, 2], out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert out.read_bytes() == before

@@ -244,6 +244,8 @@ def test_transformers_as_a_source() -> None:
         ("checkpoint-50", ["did you mean checkpoint-500"]),
         ("empty", ["'empty' is a folder without a config.json"]),
         ("adapter", ["an adapter of meta-llama/Llama-3.1-8B"]),
+        ("", ["'' is no name"]),
+        ("graph.out", ["'graph.out' is a file of no kind", ".toml", ".zst"]),
         ("weights.safetensors", ["a file of weights alone", "config.json"]),
         ("x" * 5000, ["is no preset"]),
         ("transformers:lama", ["model.config.model_type", "did you mean", "llama"]),
@@ -258,6 +260,7 @@ def test_a_wrong_name_is_one_line_with_the_closest(
     Path("checkpoint-500/config.json").write_text('{"model_type": "bert"}')
     Path("adapter/adapter_config.json").write_text('{"base_model_name_or_path": "meta-llama/Llama-3.1-8B"}')
     Path("weights.safetensors").touch()
+    Path("graph.out").touch()
     monkeypatch.setattr(
         sys, "modules", {name: module for name, module in sys.modules.items() if name != "transformers"}
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -68,11 +69,15 @@ def make_folder(path: Path) -> None:
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Add whole lines in one write, so that Ctrl-C leaves no half line (a kill may)."""
+    """Add whole lines in one write, so that Ctrl-C leaves no half line (a kill may), nor does a full disk."""
+    content = "".join(f"{line}\n" for line in lines).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as file:
-            file.write("".join(f"{line}\n" for line in lines).encode())
+            before = file.tell()
+            if file.write(content) != len(content):
+                file.truncate(before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from error
 

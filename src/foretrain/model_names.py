@@ -255,11 +255,18 @@ def _of_library(model: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
 def _refusal(model: str) -> InputError:
     """Say what is near a name that is no model's."""
     path = Path(model)
+    if not model.strip():
+        return InputError(f"model: {model!r} is no name; give a model's, or that of a file")
     if (reason := explain_path(path)) is not None:
         return InputError(f"model: {model!r} is {reason}")
     if path.suffix in (".toml", ".json", ".yaml", ".yml") or model.startswith((".", "/", "~")):
         near = difflib.get_close_matches(str(path), map(str, _files(path.parent)), n=_SUGGESTED)
         return InputError(f"model: {model!r} is not a file or a folder{_did_you_mean(near)}")
+    if is_file(path):
+        return InputError(
+            f"model: {model!r} is a file of no kind that is known by its name: a job (.toml, .json), a graph "
+            "(.zst), Python (.py), ONNX (.onnx), or what launches a training (--from)"
+        )
     kinds = {name.lower(): name for name in all_names("transformers")}
     if (kind := kinds.get(model.lower()) or kinds.get(model.lower().replace("-", "_"))) is not None:
         return InputError(f"model: {model!r} is a type of models of transformers; {_of_type(kind)}")

@@ -10,6 +10,7 @@ import typer
 from foretrain.cli import completion
 from foretrain.cli.app import registry, say, show
 from foretrain.cli.job_options import Options, job_from, with_job_options
+from foretrain.errors import invalid
 
 
 @registry.command()
@@ -33,6 +34,8 @@ def capture(
     from foretrain.files import check_target
     from foretrain.report.tables import graph_table
 
+    if out.suffix != ".zst":
+        raise invalid("--out", str(out), "a name that ends in .zst, by which predict knows a graph")
     check_target(out)
     graph = capture_job(job_from(target, options))
     graph.save(out)

@@ -151,7 +151,8 @@ def _read(path: Path, _changed: int) -> SourceFile:
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
-        raise CaptureError(f"model {path}: SyntaxError: {error.msg} (line {error.lineno})") from error
+        line = "" if error.lineno is None else f" (line {error.lineno})"
+        raise CaptureError(f"model {path}: SyntaxError: {error.msg}{line}") from error
     except ValueError as error:
         raise CaptureError(f"model {path}: is no text of Python ({error})") from error
     levels = (node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
