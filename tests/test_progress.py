@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,6 +66,19 @@ def test_nothing_is_shown_where_output_is_piped(piped: str, monkeypatch: pytest.
     with screen.doing():
         tell("tracing")
     assert all(not stream.getvalue() for stream in streams.values())
+
+
+def test_who_sends_the_output_to_a_file_sees_what_is_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with (tmp_path / "forecast.json").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        with screen.doing():
+            tell("tracing")
+    assert "tracing (0 s)" in terminal.getvalue()
+    assert (tmp_path / "forecast.json").read_text() == ""
 
 
 def test_a_terminal_shows_what_is_done_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

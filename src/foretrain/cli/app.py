@@ -87,7 +87,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with ended_as_interrupted():
             try:
-                with _usage_in_one_line(), libraries_named(str(ctx.invoked_subcommand or "")), _told(ctx):
+                with _usage_in_one_line(), libraries_named(str(ctx.invoked_subcommand or "")), _told():
                     return super().invoke(ctx)
             except ForetrainError as error:
                 if debugging(ctx):
@@ -102,10 +102,9 @@ class _Commands(TyperGroup):
 
 
 @contextlib.contextmanager
-def _told(ctx: Any) -> Iterator[None]:
-    """What a command does meanwhile, where a person looks on and does not wait for JSON."""
-    words = [*getattr(ctx, "_protected_args", ()), *ctx.args]
-    if "--json" in words or not sys.stderr.isatty():
+def _told() -> Iterator[None]:
+    """What a command does meanwhile, where a person looks on."""
+    if not sys.stderr.isatty():
         yield
         return
     from foretrain.report.screen import doing

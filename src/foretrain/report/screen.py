@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -46,8 +48,9 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 @contextlib.contextmanager
 def doing() -> Iterator[None]:
     """What the block says that it does (``progress.tell``), in a line on stderr that goes when it ends, with
-    the time since it began and, where parts are counted, the time left; nothing without a terminal."""
-    if not (sys.stderr.isatty() and sys.stdout.isatty()):
+    the time since it began and, where parts are counted, the time left; nothing without a terminal, nor where
+    another program reads stdout: a pager would share the terminal."""
+    if not (sys.stderr.isatty() and (sys.stdout.isatty() or _is_file(sys.stdout))):
         yield
         return
     line = _Doing()
@@ -100,6 +103,13 @@ class _Doing:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+def _is_file(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # a stream of no file
+        return False
 
 
 def _console(*, stderr: bool = False) -> Console:
