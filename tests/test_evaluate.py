@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from rich.table import Table
 
 from commands import fails, ok
 from commands import run as command
@@ -32,7 +35,7 @@ from foretrain.evaluate import (
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
-from foretrain.report.tables import evaluation_table
+from foretrain.report.tables import evaluation_tables
 from foretrain.workload import Model
 
 CATALOG = Catalog()
@@ -797,9 +800,24 @@ def test_the_command_tells_what_failed(tmp_path: Path) -> None:
 
 def test_a_wide_table_has_all_figures(tmp_path: Path) -> None:
     document = evaluate([five(tmp_path)], predictors=[Fake()]).to_dict()
-    narrow, wide = (evaluation_table(document["results"], wide=wide) for wide in (False, True))
+    narrow, wide = (
+        evaluation_tables(document["results"], wide=wide).renderables[0] for wide in (False, True)
+    )
+    assert isinstance(narrow, Table)
+    assert isinstance(wide, Table)
     assert [column.header for column in wide.columns if column.header not in HEADINGS] == ["MRE", "RMSE"]
     assert [column.header for column in narrow.columns] == HEADINGS
+
+
+def test_each_file_has_a_table_under_its_name_within_100_columns(tmp_path: Path) -> None:
+    files = [five(tmp_path), tmp_path / "runs_of_a_long_name_that_would_not_fit_in_a_column.jsonl"]
+    files[1].write_text(files[0].read_text())
+    results = evaluate(files, predictors=[Fake()]).to_dict()["results"]
+    console = Console(width=100, file=io.StringIO())
+    console.print(evaluation_tables([{**one, "runs_file": Path(one["runs_file"]).name} for one in results]))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.strip() for line in lines if line.strip().endswith(".jsonl")] == [one.name for one in files]
+    assert sum("fake" in line and "step_time_s" in line for line in lines) == 2
 
 
 def test_scores_have_one_definition_by_hand() -> None:

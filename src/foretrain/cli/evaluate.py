@@ -63,7 +63,7 @@ def evaluate(
     from foretrain.evaluate import evaluate as score
     from foretrain.files import check_target
     from foretrain.report.screen import progress, width
-    from foretrain.report.tables import evaluation_table
+    from foretrain.report.tables import evaluation_tables
 
     if json_out is not None:
         check_target(json_out)
@@ -86,7 +86,7 @@ def evaluate(
 
         write_atomically(json_out, dump(document))
         say(f"{len(document['results']):,} results, {len(document['runs']):,} comparisons in {json_out}")
-    show(evaluation_table([*document["results"], *document["by_bound"]], wide=width() >= _WIDE))
+    show(evaluation_tables([*document["results"], *document["by_bound"]], wide=width() >= _WIDE))
     tell_reasons(document)
 
 

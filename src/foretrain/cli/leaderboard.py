@@ -45,7 +45,7 @@ def leaderboard(
     one_thread()
     from foretrain.files import check_target
     from foretrain.leaderboard import Task, board
-    from foretrain.report.tables import evaluation_table
+    from foretrain.report.tables import evaluation_tables
 
     if out is not None:
         check_target(out, folder=True)
@@ -72,4 +72,4 @@ def leaderboard(
     if not made.results:
         say("nothing could be scored")
         raise typer.Exit(1)
-    show(evaluation_table([one for one in made.to_dict()["results"] if one["quantity"] == "step_time_s"]))
+    show(evaluation_tables([one for one in made.to_dict()["results"] if one["quantity"] == "step_time_s"]))

@@ -36,7 +36,7 @@ def validate(
     from foretrain.files import check_target, write_atomically
     from foretrain.report import dump
     from foretrain.report.screen import progress
-    from foretrain.report.tables import evaluation_table, validation_table
+    from foretrain.report.tables import evaluation_tables, validation_table
     from foretrain.validation import validate as hold
 
     if json_out is not None:
@@ -53,7 +53,7 @@ def validate(
         show(validation_table(own))
     document = scored.to_dict()
     short = [{**one, "runs_file": Path(one["runs_file"]).stem} for one in document["results"]]
-    show(evaluation_table(short))
+    show(evaluation_tables(short))
     if json_out is not None:
         write_atomically(
             json_out, dump({"results": short, "rows": [dataclasses.asdict(row) for row in rows]})

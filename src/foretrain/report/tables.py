@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -41,16 +41,28 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iter
     return result
 
 
-def evaluation_table(results: Sequence[Mapping[str, Any]], *, wide: bool = False) -> Table:
-    """The errors per predictor, file and quantity, as percentages; by what bounds the step below those of
-    all. With MRE and RMSE where there is room (``wide``)."""
+def evaluation_tables(results: Sequence[Mapping[str, Any]], *, wide: bool = False) -> Group:
+    """The errors per predictor and quantity, as percentages; by what bounds the step below those of all. A
+    table for each file of runs, under its name where there are several. With MRE and RMSE where there is
+    room (``wide``)."""
+    by_file: dict[str, list[Mapping[str, Any]]] = {}
+    for result in results:
+        by_file.setdefault(result["runs_file"], []).append(result)
+    tables = []
+    for file, of_file in by_file.items():
+        made = _errors_table(of_file, wide=wide)
+        if len(by_file) > 1:
+            made.title, made.title_justify, made.title_style = Text(file), "left", "bold"
+        tables.append(made)
+    return Group(*tables)
+
+
+def _errors_table(results: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
     places = {_whole(result): place for place, result in enumerate(results) if result["bound"] is None}
     results = sorted(results, key=lambda result: places[_whole(result)])
-    several = len({result["runs_file"] for result in results}) > 1
     failed = ["failed"] if any(result["failed"] for result in results) else []
     headings = [
         "predictor",
-        *(["runs file"] if several else []),
         "quantity",
         "n",
         "MAPE",
@@ -68,7 +80,6 @@ def evaluation_table(results: Sequence[Mapping[str, Any]], *, wide: bool = False
             continue  # twelve rows that only predictors of resources fill
         names = [
             _short(result["predictor"]),
-            *([result["runs_file"]] if several else []),
             result["quantity"] if result["bound"] is None else f"  {result['bound']}-bound",
             f"{result['n']:,}",
         ]
