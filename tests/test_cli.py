@@ -18,6 +18,7 @@ import foretrain
 from commands import PATIENCE_S, fails, ok, run
 from foretrain import predictors
 from foretrain.cli.app import COMMANDS
+from foretrain.errors import InputError
 from foretrain.job import Run
 
 MODEL = """
@@ -175,6 +176,17 @@ def test_trace_and_page_are_written(folder: Path) -> None:
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert {"addmm", "memory", "thread_name"} <= {event["name"] for event in events}
     assert "://cdn" not in (folder / "report.html").read_text()
+
+
+def test_a_forecast_is_shown_though_its_trace_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise InputError("trace.json: cannot be written (No space left on device)")
+
+    monkeypatch.setattr("foretrain.report.write_trace", full)
+    result = run("predict", "job.toml", "--trace", "trace.json")
+    assert result.exit_code == 2
+    assert "time per step" in result.stdout
+    assert result.stderr == "foretrain: trace.json: cannot be written (No space left on device)\n"
 
 
 def test_many_devices_say_where_a_step_goes(folder: Path) -> None:

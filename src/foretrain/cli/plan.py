@@ -250,8 +250,6 @@ def _one(asked: _Asked, settings: Mapping[str, Any], wanted: _Shown) -> None:
         pool = asked.wanted.most or max([option.devices for option in plans], default=1)
         many = many_runs(plans, wanted.runs, pool)
     chosen = probes(asked.predictor, plans) if wanted.probes else None
-    if wanted.html is not None:
-        _write_page(asked, plans, wanted.html, wanted.html_seconds)
     if wanted.as_json:
         document = plans.to_dict() | {"curves": [curve.to_dict() for curve in curves(plans)]}
         document |= {} if many is None else {"many_runs": [one.to_dict() for one in many]}
@@ -265,6 +263,8 @@ def _one(asked: _Asked, settings: Mapping[str, Any], wanted: _Shown) -> None:
             show(*probe_lines(chosen))
     if wanted.out is not None:
         _write(plans, wanted.out)
+    if wanted.html is not None:
+        _write_page(asked, plans, wanted.html, wanted.html_seconds)
     if plans.best is None:
         if not wanted.as_json:
             _say_what_would_fit(asked, plans)

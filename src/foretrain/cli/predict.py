@@ -170,28 +170,14 @@ def predict(
         forecast = _with_remedies(_forecast(chosen, job), chosen)
         ideas = _suggestions(forecast, chosen) if suggest else None
     use = _resources(forecast) if resources else None
-    _write_files(forecast, trace)
-    if html is not None:
-        _write_page(forecast, chosen, html, use, html_seconds, options)
     if as_json:
         _print_json(forecast, breakdown, use, evidence, launch, ideas)
-        return
-    from foretrain.report.text import breakdown_table, summary
-
-    tables = [breakdown_table(forecast, breakdown, depth=depth)] if breakdown else []
-    show(summary(forecast, all_notes=assumptions), *tables)
-    if use is not None:
-        from foretrain.report.resources import resource_table
-
-        show(resource_table(use))
-    if ideas is not None:
-        from foretrain.report.plans import suggestion_lines
-
-        show(*suggestion_lines(ideas))
-    if evidence:
-        from foretrain.report.evidence import evidence_table
-
-        show(evidence_table(forecast.evidence))
+    else:
+        _show(forecast, breakdown, depth, use, ideas, evidence=evidence, all_notes=assumptions)
+    if trace is not None:
+        _write_trace(forecast, trace)
+    if html is not None:
+        _write_page(forecast, chosen, html, use, html_seconds, options)
 
 
 def _usual(quiet: bool) -> str:
@@ -256,6 +242,34 @@ def _resources(forecast: Forecast) -> Resources:
     return resources(forecast)
 
 
+def _show(
+    forecast: Forecast,
+    breakdown: Literal["layer", "operator", "phase"] | None,
+    depth: int | None,
+    use: Resources | None,
+    ideas: list[Suggestion] | None,
+    *,
+    evidence: bool,
+    all_notes: bool,
+) -> None:
+    from foretrain.report.text import breakdown_table, summary
+
+    tables = [breakdown_table(forecast, breakdown, depth=depth)] if breakdown else []
+    show(summary(forecast, all_notes=all_notes), *tables)
+    if use is not None:
+        from foretrain.report.resources import resource_table
+
+        show(resource_table(use))
+    if ideas is not None:
+        from foretrain.report.plans import suggestion_lines
+
+        show(*suggestion_lines(ideas))
+    if evidence:
+        from foretrain.report.evidence import evidence_table
+
+        show(evidence_table(forecast.evidence))
+
+
 def _print_json(
     forecast: Forecast,
     breakdown: Literal["layer", "operator", "phase"] | None,
@@ -278,11 +292,10 @@ def _print_json(
     typer.echo(to_json(forecast, breakdown, extra))
 
 
-def _write_files(forecast: Forecast, trace: Path | None) -> None:
-    if trace is not None:
-        from foretrain.report import write_trace
+def _write_trace(forecast: Forecast, path: Path) -> None:
+    from foretrain.report import write_trace
 
-        say(f"{write_trace(forecast, trace):,} events in {trace}")
+    say(f"{write_trace(forecast, path):,} events in {path}")
 
 
 def _write_page(
