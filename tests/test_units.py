@@ -95,6 +95,9 @@ def test_what_cannot_be_read_is_refused_by_field_value_and_example(
         (units.format_count(0, "FLOP"), "0 FLOP"),
         (units.format_dollars(0.42), "$0.42"),
         (units.format_dollars(1234.4), "$1,234"),
+        (units.format_dollars(0.0031), "$0.0031"),
+        (units.format_dollars(0.0), "$0.00"),
+        (units.format_dollars(1e-6), "<$0.0001"),
     ],
 )
 def test_numbers_become_text_for_people(text: str, expected: str) -> None:

@@ -112,7 +112,9 @@ def format_count(value: float, unit: str = "") -> str:
 
 
 def format_dollars(amount: float) -> str:
-    """For people: "$0.42", "$1,234"."""
+    """For people: "$0.42", "$1,234"; less than a cent is "$0.0031"."""
+    if 0 < amount < 0.01:
+        return f"${amount:.2g}" if amount >= 1e-4 else "<$0.0001"
     return f"${amount:,.2f}" if amount < 1000 else f"${amount:,.0f}"
 
 

@@ -44,7 +44,8 @@ foretrain.format = (function () {
 
   function dollars(amount) {
     if (amount === null || amount === undefined) return "unknown";
-    var digits = amount < 1000 ? 2 : 0;
+    if (amount > 0 && amount < 1e-4) return "<$0.0001";
+    var digits = amount > 0 && amount < 0.01 ? 4 : amount < 1000 ? 2 : 0;
     return "$" + amount.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   }
 
