@@ -73,6 +73,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             raise invalid(where, value, "a table of keys and values")
         item = get_args(hint)[1] if get_args(hint) else Any
         return {str(key): convert(inner, item, f"{where}.{key}") for key, inner in value.items()}
+    if hint in (int, float) and isinstance(value, int) and abs(value) > _MOST:
+        raise invalid(where, value, "a number of at most 2^63")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
@@ -80,6 +82,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     return value
 
 
+_MOST = 2**63 - 1
+"""What tensors and arrays count with."""
 _NAMES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
