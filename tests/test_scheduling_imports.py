@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,45 @@ JobID|User|Account|Submit|Start|End|State|Timelimit|ElapsedRaw|AllocTRES|ReqTRES
 4|ann|nlp|2026-01-05T09:30:00|Unknown|Unknown|PENDING|01:00:00|0||gres/gpu=4
 5_[1-2]|ann|nlp|2026-01-05T09:40:00|Unknown|Unknown|PENDING|01:00:00|0||gres/gpu=2
 """
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "told"),
+    [
+        ("sacct", "a,b\n1,2\n", "not the text of sacct --parsable2 with JobID, Submit, State (has no JobID)"),
+        ("tiresias", "job_id,num_gpu\n1,2\n", "has no column duration, which the format tiresias needs"),
+        ("philly", "timestamp,duration,num_gpus\n0,2,1\n", "has no column cluster, which the format philly"),
+        ("kubernetes", "a,b\n", "not the JSON of kubectl get -o json"),
+        ("kubernetes", '{"items": ' + "[" * 100_000, "not the JSON of kubectl get -o json (it is nested too"),
+        ("kubernetes", '{"items": 3}', "not the JSON of kubectl get -o json"),
+        ("kubernetes", '{"items": [3, null]}', "holds none of Workload, Job, Pod"),
+        ("own", f"name,arrival_s,gpus,duration_s\n{'x' * 200_000},0,1,1\n", "field larger than field limit"),
+    ],
+)
+def test_a_file_of_another_format_than_named_is_one_line(
+    tmp_path: Path, format: str, text: str, told: str
+) -> None:
+    path = tmp_path / "log"
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        read_trace(path, format)
+    assert str(refused.value).startswith(f"{path}: {told}")
+
+
+def test_a_broken_gzip_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv.gz"
+    whole = gzip.compress(b"name,arrival_s,gpus,duration_s\na,0,1,3\n" * 300)
+    path.write_bytes(whole[:20] + b"\x00\xff\xff\x13" + whole[24:])
+    with pytest.raises(InputError, match="cannot be read"):
+        read_trace(path)
+
+
+def test_times_that_are_no_times_are_no_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("name,arrival_s,gpus,duration_s\na,1e300,1,5\nb,0,1,1e300\nc,0,1,5\n")
+    trace = read_trace(path)
+    assert [job.name for job in trace.jobs] == ["c"]
+    assert set(trace.malformed.counts) == {"arrival_s is not valid", "duration_s is not valid"}
 
 
 def test_the_queue_as_it_stands_has_what_runs_and_what_waits_as_long_as_history_tells(tmp_path: Path) -> None:

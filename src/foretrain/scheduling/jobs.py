@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 
 from foretrain.errors import InputError, invalid
 
+LONGEST_S = 1e10
+"""317 years: what takes longer is a mistake, and policies that look at jobs at intervals would not end."""
+LATEST_S = 1e13
+"""Times since 1970 in milliseconds are within it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
@@ -50,14 +55,16 @@ class TraceJob:
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise invalid("gpus", self.gpus, "a whole number of at least 1")
-        if not math.isfinite(self.arrival_s):
-            raise invalid("arrival_s", self.arrival_s, "a finite time")
+        if not abs(self.arrival_s) <= LATEST_S:
+            raise invalid("arrival_s", self.arrival_s, f"a time of at most {LATEST_S:.0e} s")
         if self.duration_s is None and self.steps is None:
             raise InputError("duration_s: missing; a job has a duration or a number of steps")
         for name in ("duration_s", "steps", "weight", "limit_s", "deadline_s", "memory_bytes"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise invalid(name, value, "a number greater than zero")
+        if self.duration_s is not None and self.duration_s > LONGEST_S:
+            raise invalid("duration_s", self.duration_s, f"at most {LONGEST_S:.0e} s")
         if not math.isfinite(self.priority):
             raise invalid("priority", self.priority, "a finite number")
         if not 0 < self.share <= 1:

@@ -82,7 +82,10 @@ def queue_now(path: Path, format: str | None = None) -> QueueNow | None:
     name = format or format_of(path, lines)
     if name not in _READERS:
         return None
-    unfinished = _READERS[name](lines)
+    try:
+        unfinished = _READERS[name](lines)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     if not unfinished:
         return None
     try:

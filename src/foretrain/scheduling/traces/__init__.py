@@ -22,7 +22,11 @@ __all__ = ["FORMATS", "read_trace", "write_trace"]
 
 def _with_heading(name: str) -> Callable[[Sequence[str], MalformedLines], list[TraceJob]]:
     def read(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob]:
-        return read_rows(dictionaries(lines), tables.HEADINGS[name][1], malformed)
+        needed, job_of = tables.HEADINGS[name]
+        missing = sorted(needed - set(next(csv.reader(lines), [])))
+        if missing:
+            raise InputError(f"has no column {missing[0]}, which the format {name} needs")
+        return read_rows(dictionaries(lines), job_of, malformed)
 
     return read
 
@@ -49,7 +53,11 @@ def read_trace(path: Path, format: str | None = None) -> Trace:
     lines = lines_of(path)
     name = format or format_of(path, lines)
     malformed = MalformedLines()
-    jobs = _without_namesakes(FORMATS[name](lines, malformed), malformed)
+    try:
+        found = FORMATS[name](lines, malformed)
+    except (InputError, csv.Error) as error:
+        raise InputError(f"{path}: {error}") from error
+    jobs = _without_namesakes(found, malformed)
     if not jobs:
         reasons = "; ".join(malformed.result().lines())
         raise InputError(f"{path}: holds no jobs in the format {name}" + (f" ({reasons})" if reasons else ""))

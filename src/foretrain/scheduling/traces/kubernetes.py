@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from foretrain.errors import InputError, first_line
+from foretrain.files import parse_json
 from foretrain.scheduling.jobs import MalformedLines, TraceJob
 from foretrain.scheduling.traces.rows import NoJob, Unfinished
 
@@ -30,14 +31,10 @@ def is_kubernetes(text: str) -> bool:
 
 def read_kubernetes(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob]:
     """A Workload stands for its Job, a Job for its pods; items are counted as lines are."""
-    try:
-        document = json.loads("\n".join(lines))
-        items = document.get("items", [document])
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"trace: not the JSON of kubectl get -o json ({error})") from error
-    chosen = [item for item in items if isinstance(item, Mapping) and item.get("kind") in KINDS]
+    items = _items(lines)
+    chosen = [item for item in items if item.get("kind") in KINDS]
     if not chosen:
-        raise InputError(f"trace: holds none of {', '.join(KINDS)}; kubectl get workloads,jobs,pods -o json")
+        raise InputError(f"holds none of {', '.join(KINDS)}; kubectl get workloads,jobs,pods -o json")
     stood_for = {owner.get("uid") for item in chosen for owner in _owners(item) if item["kind"] == "Workload"}
     present = {str(item.get("metadata", {}).get("uid")) for item in chosen}
     jobs = []
@@ -61,11 +58,9 @@ def read_kubernetes(lines: Sequence[str], malformed: MalformedLines) -> list[Tra
 
 def unfinished_kubernetes(lines: Sequence[str]) -> list[Unfinished]:
     """What runs or waits; the present is the latest moment that the list names."""
-    document = json.loads("\n".join(lines))
-    items = [each for each in document.get("items", [document]) if each.get("kind") in KINDS]
+    items = [each for each in _items(lines) if each.get("kind") in KINDS]
     workloads = any(each["kind"] == "Workload" for each in items)
-    moments = [datetime.fromisoformat(text) for text in re.findall(_MOMENT, "\n".join(lines))]
-    now_s = max((moment.timestamp() for moment in moments), default=0.0)
+    now_s = max(_moments_s(lines), default=0.0)
     found: list[Unfinished] = []
     for item in items:
         if (workloads and item["kind"] != "Workload") or (not workloads and _owners(item)):
@@ -78,6 +73,23 @@ def unfinished_kubernetes(lines: Sequence[str]) -> list[Unfinished]:
         except (NoJob, InputError, KeyError, TypeError, ValueError, AttributeError):
             continue
     return found
+
+
+def _items(lines: Sequence[str]) -> list[Mapping[str, Any]]:
+    """What a list holds, or the one thing that is none."""
+    try:
+        document = parse_json("\n".join(lines))
+        items = list(document.get("items", [document]))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"not the JSON of kubectl get -o json ({error})") from error
+    return [item if isinstance(item, Mapping) else {} for item in items]
+
+
+def _moments_s(lines: Sequence[str]) -> Iterator[float]:
+    """All moments that a list names; what only looks like one is none."""
+    for text in re.findall(_MOMENT, "\n".join(lines)):
+        with contextlib.suppress(ValueError):
+            yield datetime.fromisoformat(text).timestamp()
 
 
 def _owners(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:

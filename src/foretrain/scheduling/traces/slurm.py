@@ -74,7 +74,10 @@ def array_tasks(name: str) -> list[str] | None:
 
 def _rows(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, str] | None]]:
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    heading = numbered[0][1].rstrip("|\r\n").split("|")
+    heading = numbered[0][1].rstrip("|\r\n").split("|") if numbered else []
+    missing = [name for name in NEEDED if name not in heading]
+    if missing:
+        raise InputError(f"not the text of sacct --parsable2 with {', '.join(NEEDED)} (has no {missing[0]})")
     for number, line in numbered[1:]:
         cells = line.rstrip("\r\n").split("|")
         if len(cells) == len(heading) + 1 and not cells[-1]:
