@@ -230,6 +230,16 @@ def test_an_option_is_honoured_or_refused_by_name(policy: str, option: str) -> N
             assert len(scenario.run(Trace(name="t", format="own", jobs=jobs)).segments) >= 6
 
 
+@pytest.mark.parametrize("policy", [*policies.names(), "max_min_fairness"])
+def test_an_elastic_job_too_wide_is_refused_where_the_policy_does_not_resize(policy: str) -> None:
+    scenario = Scenario(policy=policy, machines=FOUR)
+    jobs = [job("wide", 0.0, 30.0, gpus=8, least_gpus=2), job("narrow", 1.0, 30.0)]
+    kept = runnable(Trace(name="t", format="own", jobs=jobs), scenario)
+    resizes = policy in ("pollux", "optimus", "afs", "sia")
+    assert [each.name for each in kept.jobs] == (["wide", "narrow"] if resizes else ["narrow"])
+    assert len(scenario.run(kept).jobs) == len(kept.jobs)
+
+
 def test_first_in_first_out_is_in_rounds_only_where_that_is_said() -> None:
     assert not Scenario(policy="fifo", machines=FOUR).in_rounds
     assert Scenario(policy="fifo", machines=FOUR, rounds_s=360.0).in_rounds

@@ -87,6 +87,20 @@ def test_a_quota_holds_a_group_back_and_nobody_else() -> None:
     assert runnable(trace, scenario).refused.counts == {"needs more than the 1 GPUs of lab": 1}
 
 
+def test_a_job_is_refused_that_one_of_the_policies_can_never_run() -> None:
+    rules = Rules(queues={name: Queue(gpus=1, cohort="all") for name in ("lab", "other")})
+    machines = [Machine(device="v100", gpus=2)]
+    kueue, alone = (
+        Scenario(policy=policy, machines=machines, settings=Settings(rules=rules))
+        for policy in ("kueue", "multifactor")
+    )
+    trace = Trace(name="t", format="own", jobs=[job("a", group="lab"), job("b", gpus=2, group="lab")])
+    assert [each.name for each in runnable(trace, kueue).jobs] == ["a", "b"]
+    assert [each.name for each in runnable(trace, kueue, alone).jobs] == ["a"]
+    with pytest.raises(InputError, match="when: the cluster can never run job 'b': needs more than the 1 GP"):
+        runnable(trace, kueue, alone, needed="b")
+
+
 def test_a_cohort_lends_what_it_does_not_use_and_takes_it_back() -> None:
     queues = {"a": Queue(gpus=2, cohort="all"), "b": Queue(gpus=2, cohort="all", borrow=1)}
     jobs = [job(f"b{n}", group="b", duration_s=300.0) for n in range(4)] + [

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from foretrain.errors import InputError
+from foretrain.scheduling import policies
 from foretrain.scheduling.jobs import Refused, Trace, TraceJob
 from foretrain.scheduling.machines import Machine, packed
 from foretrain.scheduling.rules import Rules
@@ -21,22 +22,23 @@ _MOST_FAILURES = 1000
 """Of one job between two of its checkpoints: with more of them a simulation hardly ends."""
 
 
-def runnable(trace: Trace, scenario: Scenario) -> Trace:
-    """The jobs that the cluster can run; the others are refused and counted by reason."""
-    speeds = scenario.speeds.make()
+def runnable(trace: Trace, *scenarios: Scenario, needed: str | None = None) -> Trace:
+    """The jobs that the cluster can run under all policies; the others are refused and counted by reason. The
+    job of the name ``needed`` may not be among them."""
+    distinct = list({(each.policy, each.in_rounds): each for each in scenarios}.values())
+    speeds = distinct[0].speeds.make()
     reasons: dict[tuple[str | None, str, int, int, str, str, float | None], str | None] = {}
     kept: list[TraceJob] = []
     counts, first = dict(trace.refused.counts), dict(trace.refused.first)
     for job in trace.jobs:
         key = (job.device, job.kind, job.gpus, job.fewest, job.partition, job.group, job.memory_bytes)
         if key not in reasons:
-            mixed = scenario.settings.mixed_gangs
-            reasons[key] = _why_not(
-                job, scenario.machines, speeds, in_rounds=scenario.in_rounds, mixed=mixed
-            ) or _why_never_allowed(job, scenario.settings.rules, scenario.policy)
+            reasons[key] = next(filter(None, (_why_refused(job, each, speeds) for each in distinct)), None)
         reason = reasons[key]
         if reason is None:
             kept.append(job)
+        elif job.name == needed:
+            raise InputError(f"when: the cluster can never run job {job.name!r}: {reason}")
         else:
             counts[reason] = counts.get(reason, 0) + 1
             first.setdefault(reason, job.name)
@@ -48,8 +50,15 @@ def runnable(trace: Trace, scenario: Scenario) -> Trace:
     return dataclasses.replace(trace, jobs=kept, refused=refused)
 
 
+def _why_refused(job: TraceJob, scenario: Scenario, speeds: Speeds) -> str | None:
+    mixed = scenario.settings.mixed_gangs
+    resizes = not scenario.in_rounds and policies.get(scenario.policy).resizes
+    reason = _why_not(job, scenario.machines, speeds, resizes=resizes, mixed=mixed)
+    return reason or _why_never_allowed(job, scenario.settings.rules, scenario.policy)
+
+
 def _why_not(
-    job: TraceJob, machines: Sequence[Machine], speeds: Speeds, *, in_rounds: bool, mixed: bool
+    job: TraceJob, machines: Sequence[Machine], speeds: Speeds, *, resizes: bool, mixed: bool
 ) -> str | None:
     """Why a cluster can never run a job; None where it can."""
     sizes: dict[str, int] = {}
@@ -70,7 +79,7 @@ def _why_not(
         rates = {device: speeds.rate(job, device, packed(job.gpus, in_node[device])) for device in allowed}
         if sum(size for device, size in allowed.items() if rates[device] > 0) >= job.gpus:
             return None
-    fewest = job.gpus if in_rounds else job.fewest
+    fewest = job.fewest if resizes else job.gpus
     large = [device for device, size in allowed.items() if size >= fewest]
     if not large:
         return f"needs more than the {max(allowed.values()):,} GPUs of one kind that the cluster has"

@@ -12,6 +12,9 @@ class Policy(ABC):
     """Which job runs when. A policy sees estimates of durations, never the truth."""
 
     name: ClassVar[str]
+    resizes: ClassVar[bool] = False
+    """Whether elastic jobs get fewer GPUs than they ask for; else one that asks for more than the cluster has
+    is refused."""
     interval_s: float | None = None
     """How often ``round`` is called; None for never."""
 

@@ -19,6 +19,8 @@ to make room."""
 class Elastic(Policy):
     """At intervals all jobs get their least number of GPUs; the rest go one by one to whoever gains most."""
 
+    resizes = True
+
     def __init__(self, interval_s: float = 300.0) -> None:
         self.interval_s = interval_s
         self._due = True

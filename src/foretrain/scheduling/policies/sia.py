@@ -40,6 +40,8 @@ class Sia(Policy):
 
     name = "sia"
 
+    resizes = True
+
     def __init__(self, interval_s: float = 60.0, power: float = -0.5) -> None:
         self.interval_s = interval_s
         self._power = power
