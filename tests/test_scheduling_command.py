@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretrain.cli import app
+from foretrain.scheduling import spreading
 
 MADE = [
     "schedule",
@@ -63,7 +64,8 @@ def test_the_residuals_of_predictors_stand_beside_exact_estimates(tmp_path: Path
     )
 
 
-def test_parallel_processes_give_the_same() -> None:
+def test_parallel_processes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spreading, "_WORTH_S", 0.0)
     apart = run("--policy", "fifo,srtf", "--processes", "2", "--json")
     assert apart.exit_code == 0, apart.output
     assert json.loads(apart.stdout) == json.loads(run("--policy", "fifo,srtf", "--json").stdout)
@@ -120,6 +122,25 @@ def test_logs_traces_and_the_page(tmp_path: Path) -> None:
         (["--log", "x"], "--log: 'x' is not a file that ends in one of .csv, .parquet"),
         (["--residuals", "nowhere.json"], "nowhere.json: cannot be read"),
         (["--restart", "soon"], "--restart: 'soon' is not a time"),
+        (["--cluster", "99999999999x8xv100"], "is not at most 10,000,000 GPUs"),
+        (["--draws", "9"], "--draws: changes nothing without --when"),
+        (["--repair", "2h"], "--repair: changes nothing without --node-mtbf"),
+        (["--rack", "4"], "--rack: changes nothing without --placement topology"),
+        (["--memory-risk", "0.1"], "--memory-risk: changes nothing without --predictor"),
+        (["--checkpoint-every", "1h"], "--checkpoint-every: changes nothing without --job-mtbf or"),
+        (["--correlation", "user=0.1"], "--correlation: changes nothing without --errors or --residuals"),
+        (["--uses", "driple"], "--uses: changes nothing without --pairs or --cluster with slices"),
+        (["--when", "gpus=1,time=1h", "--buy", "8xv100"], "--buy: cannot be honoured together with --when"),
+        (["--when", "gpus=1,time=1h", "--seeds", "2"], "--seeds: cannot be honoured together with --when"),
+        (["--search", "2", "--html", "x.html"], "--html: cannot be honoured together with --search"),
+        (
+            ["--when", "gpus=99,time=1h"],
+            "when: the cluster can never run job 'yours': needs more than the 8 GPUs of one kind",
+        ),
+        (
+            ["--policy", "max_min_fairness_perf", "--when", "gpus=1,time=1h"],
+            "when: policy max_min_fairness_p",
+        ),
     ],
 )
 def test_errors_are_one_line(arguments: list[str], told: str) -> None:
@@ -249,6 +270,28 @@ def test_when_a_job_would_start_and_what_more_gpus_change() -> None:
         assert told in refused.output, refused.output
 
 
+def test_when_has_a_row_for_each_kind_of_errors(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.json"
+    rows = [
+        {"predictor": name, "quantity": "step_time_s", "measured": 1.0, "predicted": ratio}
+        for name in ("good", "poor")
+        for ratio in ((0.9, 1.0, 1.2) if name == "good" else (0.2, 1.0, 3.0))
+    ]
+    path.write_text(json.dumps({"runs": rows}))
+    done = run("--when", "gpus=4,time=1h", "--draws", "3", "--residuals", str(path), "--json")
+    assert done.exit_code == 0, done.output
+    answers = json.loads(done.stdout)["when"]
+    assert [each["estimates"].split()[0] for each in answers] == ["good", "poor"] * 4
+    spread = [each["ends_after"]["high_s"] - each["ends_after"]["low_s"] for each in answers]
+    assert spread[0] < spread[1]
+
+
+def test_a_search_is_for_one_kind_of_estimates() -> None:
+    refused = run("--policy", "gandiva", "--search", "2", "--errors", "0,0.3")
+    assert refused.exit_code == 2
+    assert "search: tunes for one kind of estimates, and here are exact, 30% off" in refused.output
+
+
 def test_a_search_tunes_on_one_half_and_scores_on_the_other() -> None:
     pytest.importorskip("optuna")
     done = run("--policy", "gandiva", "--search", "3", "--json")
@@ -277,7 +320,7 @@ def test_the_operators_options_are_read_and_mistakes_told(tmp_path: Path) -> Non
         (("--spot", "nodes=1"), "has no mean"),
         (("--spot", "nodes=9,mean=1h"), "at most the cluster's 2"),
         (("--policy", "srtf", "--rules", str(rules)), "quotas: policy srtf cannot honour it"),
-        (("--uses", str(rules)), "has no column"),
+        (("--uses", str(rules), "--pairs", "mps"), "has no column"),
         (("--cluster", "1x8xh100@9g.90gb"), "9g.90gb"),
         (("--cluster", "1x8xh100@4g.40gb+4g.40gb"), "8 of 7"),
         (("--cluster", "1x8xv100@1g.5gb"), "MIG"),

@@ -14,6 +14,7 @@ import typer
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut, hush_ray, one_thread
+from foretrain.cli.schedule_checks import refuse_what_changes_nothing
 from foretrain.errors import invalid, unknown
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def schedule(
     ] = None,
     first: Annotated[int | None, typer.Option(help="Only the jobs that arrive first.")] = None,
     placement: Annotated[str, typer.Option(help="packed, spread, random or topology.")] = "packed",
-    rack: Annotated[int, typer.Option(help="Nodes to a rack, for topology.")] = 16,
+    rack: Annotated[int | None, typer.Option(help="Nodes to a rack, for topology (16).")] = None,
     throughputs: Annotated[
         Path | None, typer.Option(help="Table of steps per second by device and job type (Gavel's JSON).")
     ] = None,
@@ -72,18 +73,19 @@ def schedule(
         Path | None, typer.Option(help="Folder with a job file <kind>.toml for each job type.")
     ] = None,
     slowdown_per_node: Annotated[
-        float, typer.Option(help="By how much each further node slows a job, where speeds are the trace's.")
-    ] = 0.0,
+        float | None,
+        typer.Option(help="By how much each further node slows a job, where speeds are the trace's (0)."),
+    ] = None,
     rounds: Annotated[
         str | None,
         typer.Option(help="Length of a round in Gavel's policies (360 s), and fifo in rounds, as Gavel's."),
     ] = None,
     errors: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Errors of the estimates that policies see, such as 0,0.1,0.5 (mean absolute, 0.1 is 10 %)."
         ),
-    ] = "0",
+    ] = None,
     residuals: Annotated[
         Path | None,
         typer.Option(help="Errors as predictors made them, too: the file of foretrain evaluate --json."),
@@ -106,12 +108,14 @@ def schedule(
     ] = False,
     checkpoint: Annotated[str, typer.Option(help="Time to save a job before it is taken off.")] = "0s",
     restart: Annotated[str, typer.Option(help="Time to start a job again.")] = "0s",
-    checkpoint_every: Annotated[str, typer.Option(help="What a failure costs at most.")] = "30min",
+    checkpoint_every: Annotated[
+        str | None, typer.Option(help="What a failure costs at most (30 min).")
+    ] = None,
     job_mtbf: Annotated[
         str | None, typer.Option(help="Mean GPU time between failures of jobs, such as 1000h.")
     ] = None,
     node_mtbf: Annotated[str | None, typer.Option(help="Mean time between failures of a node.")] = None,
-    repair: Annotated[str, typer.Option(help="Mean time to repair a node.")] = "1h",
+    repair: Annotated[str | None, typer.Option(help="Mean time to repair a node (1 h).")] = None,
     outages: Annotated[
         Path | None, typer.Option(help="Known failures of nodes: CSV with time_s, node, repair_s.")
     ] = None,
@@ -122,8 +126,9 @@ def schedule(
         bool, typer.Option("--mixed-gangs", help="Jobs may run on several kinds of devices at once.")
     ] = False,
     memory_risk: Annotated[
-        float, typer.Option(help="Chance of running out of memory that is taken (with --predictor).")
-    ] = 0.05,
+        float | None,
+        typer.Option(help="Chance of running out of memory that is taken, with --predictor (0.05)."),
+    ] = None,
     sharing: Annotated[
         bool, typer.Option("--sharing", help="Jobs that need a part of a GPU share it.")
     ] = False,
@@ -147,18 +152,23 @@ def schedule(
         str | None, typer.Option(help='The last nodes are spot: "nodes=4,mean=6h,away=30min,price=0.35".')
     ] = None,
     checkpoint_write: Annotated[
-        str, typer.Option(help="What each checkpoint costs that jobs write as they go: a time, or forecast.")
-    ] = "0s",
+        str | None,
+        typer.Option(help="What each checkpoint costs that jobs write as they go: a time, or forecast (0)."),
+    ] = None,
     when: Annotated[
         str | None,
         typer.Option(help="When would this job start and end? A name, or gpus=8,time=3h."),
     ] = None,
-    draws: Annotated[int, typer.Option(help="Draws of how long jobs really take, for --when.")] = 40,
+    draws: Annotated[
+        int | None, typer.Option(help="Draws of how long jobs really take, for --when (40).")
+    ] = None,
     buy: Annotated[str | None, typer.Option(help="What would more GPUs change? Such as 8xh100.")] = None,
     search: Annotated[
         int | None, typer.Option(help="Tune the policies' parameters by so many trials each.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="So many workloads, redrawn but the first; means of all.")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(help="So many workloads, redrawn but the first; means of all (1).")
+    ] = None,
     processes: Annotated[
         int | None, typer.Option(help="Simulations at once (all cores if not given).")
     ] = None,
@@ -180,6 +190,9 @@ def schedule(
     as_json: JsonFlag = False,
 ) -> None:
     """Simulate a cluster under scheduling policies, with predictions in the loop."""
+    given = {**locals(), "trace": perfetto}
+    given |= {"placement topology": placement == "topology", "cluster with slices": "@" in cluster}
+    refuse_what_changes_nothing(given)
     hush_ray()
     one_thread()
     from foretrain.cli.schedule_answers import answer_buy, answer_search, answer_when
@@ -190,7 +203,9 @@ def schedule(
     from foretrain.scheduling.admission import check_failures, runnable
     from foretrain.scheduling.programmes import has_ecos
     from foretrain.scheduling.queue_now import queue_now
+    from foretrain.scheduling.speeds import MOST_RISK
     from foretrain.scheduling.study import run_all
+    from foretrain.scheduling.when import DRAWS, with_job
 
     if processes is not None and processes < 1:
         raise invalid("processes", processes, "a whole number of at least 1")
@@ -202,35 +217,36 @@ def schedule(
     now = None if when is None or trace is None else queue_now(Path(trace), format)
     jobs = now.trace if now is not None else _jobs(trace, generate, format, first)
     if now is not None:
-        told = (
-            f"{now.running:,} jobs run, {now.waiting:,} wait; {now.history:,} that have ended tell how long"
-        )
+        told = f"{now.running:,} running, {now.waiting:,} waiting, {now.history:,} ended that tell how long"
         say(f"{jobs.name}: the queue as it stands: {told}")
-        if errors == "0" and residuals is None and now.error:
+        if errors is None and residuals is None and now.error:
             errors = f"{min(now.error, 9.0):.3f}"
-    if compare_predictors and seeds == 1:
-        seeds = COMPARED_WORKLOADS
+    if seeds is None:
+        seeds = COMPARED_WORKLOADS if compare_predictors else 1
     beliefs = beliefs_of(
-        jobs, errors=errors, residuals=residuals, estimates=estimates, truth=truth,
+        jobs, errors="0" if errors is None else errors, residuals=residuals, estimates=estimates, truth=truth,
         correlation=correlation, compare=compare_predictors,
     )  # fmt: skip
     by_forecast = checkpoint_write == "forecast"
+    write_s = 0.0 if by_forecast else _seconds("checkpoint-write", checkpoint_write or "0")
+    every_s = _seconds("checkpoint-every", checkpoint_every or "30min")
     scenarios = _scenarios(
-        jobs, policy.split(","), cluster=cluster, rack=rack, placement=placement, rounds=rounds,
-        beliefs=beliefs, seeds=seeds,
+        jobs, policy.split(","), cluster=cluster, rack=16 if rack is None else rack,
+        placement=placement, rounds=rounds, beliefs=beliefs, seeds=seeds,
         source={"throughputs": throughputs, "predictor": predictor, "templates": templates,
-        "slowdown_per_node": slowdown_per_node, "memory_risk": memory_risk,
-        "checkpoint_write_s": 0.0 if by_forecast else _seconds("checkpoint-write", checkpoint_write),
-        "checkpoint_every_s": _seconds("checkpoint-every", checkpoint_every)},
+        "slowdown_per_node": slowdown_per_node or 0.0,
+        "memory_risk": MOST_RISK if memory_risk is None else memory_risk,
+        "checkpoint_write_s": write_s, "checkpoint_every_s": every_s},
         world={"pairs": pairs, "uses": uses, "rules": rules, "spot": spot, "written": by_forecast},
         settings={
             "checkpoint_s": _seconds("checkpoint", checkpoint), "restart_s": _seconds("restart", restart),
             "sharing": sharing, "migrate": migrate, "mixed_gangs": mixed_gangs,
-            "checkpoint_every_s": _seconds("checkpoint-every", checkpoint_every),
-            "failures": _failures(job_mtbf, node_mtbf, repair, outages),
+            "checkpoint_every_s": every_s,
+            "failures": _failures(job_mtbf, node_mtbf, repair or "1h", outages),
         },
     )  # fmt: skip
-    jobs = runnable(with_devices_of(jobs, scenarios[0].machines), scenarios[0])
+    jobs, asked = (jobs, None) if when is None else with_job(jobs, when)
+    jobs = runnable(with_devices_of(jobs, scenarios[0].machines), *scenarios, needed=asked)
     check_failures(jobs, scenarios[0])
     if not has_ecos() and any(
         scenario.in_rounds and scenario.policy not in ("fifo", "gavel_fifo") for scenario in scenarios
@@ -242,8 +258,8 @@ def schedule(
     for line in (*jobs.malformed.lines(), *jobs.refused.lines()):
         say(f"{jobs.name}: {line}")
     how: dict[str, Any] = {"processes": processes, "ray": ray, "as_json": as_json}
-    if when is not None:
-        answer_when(jobs, scenarios, when, draws, **how)
+    if asked is not None:
+        answer_when(jobs, scenarios, asked, DRAWS if draws is None else draws, **how)
     if buy is not None:
         answer_buy(jobs, scenarios, buy, **how)
     if search is not None:
@@ -401,10 +417,14 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
     gpus = sum(machine.gpus for machine in first.machines)
     mean = f", means of {seeds} workloads, the first as given, the others redrawn" if seeds > 1 else ""
     parts.append(
-        f"{jobs.name} ({jobs.format}): {len(jobs.jobs):,} jobs "
-        f"on {gpus:,} GPUs of {len(first.machines):,} nodes{mean}"
+        f"{jobs.name} ({jobs.format}): {_counted(len(jobs.jobs), 'job')} "
+        f"on {_counted(gpus, 'GPU')} of {_counted(len(first.machines), 'node')}{mean}"
     )
     return parts
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _against(means: dict[Key, Metrics], policy: str, found: Metrics) -> str:

@@ -3,54 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from foretrain.cli.app import show
+from foretrain.errors import InputError
 
 if TYPE_CHECKING:
     from foretrain.scheduling.buying import Change
     from foretrain.scheduling.jobs import Trace
-    from foretrain.scheduling.search import Found
     from foretrain.scheduling.study import Scenario
     from foretrain.scheduling.when import Eta, Times
 
 
-def _counting(advance: Callable[[int, int], None], before: int, total: int) -> Callable[[int], None]:
-    """Progress of one of several parts."""
-    return lambda count: advance(before + count, total)
-
-
 def answer_when(
-    jobs: Trace, scenarios: Sequence[Scenario], which: str, draws: int, *, as_json: bool, **how: Any
+    jobs: Trace, scenarios: Sequence[Scenario], name: str, draws: int, *, as_json: bool, **how: Any
 ) -> None:
-    """For every policy, when the job starts and ends."""
+    """For every policy and kind of errors, when the job starts and ends."""
     from foretrain.report import dump
     from foretrain.report.screen import progress
     from foretrain.report.tables import table
-    from foretrain.scheduling.when import USUAL_ERROR, eta, with_job
+    from foretrain.scheduling.when import USUAL_ERROR, etas
 
-    jobs, job = with_job(jobs, which)
-    chosen = list({each.policy: each for each in scenarios if each.seed == 0}.values())
-    told = scenarios[0].error > 0 or scenarios[0].residuals is not None
+    in_rounds = next((each.policy for each in scenarios if each.in_rounds), None)
+    if in_rounds is not None:
+        why = "in rounds policies know how many steps jobs have, and lengths that are drawn would be no news"
+        raise InputError(f"when: policy {in_rounds} cannot honour it; {why}")
+    chosen = [each for each in scenarios if each.error > 0]
+    told = bool(chosen)
     if not told:
-        chosen = [dataclasses.replace(each, error=USUAL_ERROR) for each in chosen]
-    chosen = [dataclasses.replace(each, beliefs="drawn", truth_of=None) for each in chosen]
-    for scenario in chosen:
-        scenario.check()
-    found = []
+        chosen = [dataclasses.replace(each, error=USUAL_ERROR) for each in scenarios]
+    total = len(chosen) * draws
     with progress("draws") as advance:
-        for place, scenario in enumerate(chosen):
-            tell = _counting(advance, place * draws, len(chosen) * draws)
-            found.append(eta(jobs, scenario, job, draws=draws, done=tell, **how))
+        found = etas(jobs, chosen, name, draws=draws, done=lambda count: advance(count, total), **how)
     if as_json:
         typer.echo(dump({"when": [each.to_dict() for each in found]}))
         return
-    rows = [[each.policy, *_cells(each.waits), *_cells(each.ends)] for each in found]
-    heads = ["policy", "starts after", "80 % of draws", "ends after", "80 % of draws"]
-    show(table(heads, rows, right=heads[1:]), _about(found[0], chosen[0], told))
+    several = len({each.estimates for each in found}) > 1
+    heads = ["policy", *(["estimates"] if several else []), *_WHEN_HEADS]
+    rows = [
+        [each.policy, *([each.estimates] if several else []), *_cells(each.waits), *_cells(each.ends)]
+        for each in found
+    ]
+    show(table(heads, rows, right=heads[1:]), _about(found[0], told=told, several=several))
+
+
+_WHEN_HEADS = ("starts after", "80 % of draws", "ends after", "80 % of draws")
 
 
 def _cells(times: Times) -> list[str]:
@@ -62,13 +62,11 @@ def _cells(times: Times) -> list[str]:
     ]
 
 
-def _about(found: Eta, scenario: Scenario, told: bool) -> str:
+def _about(found: Eta, *, told: bool, several: bool) -> str:
     assumed = "" if told else " (assumed; --errors or --residuals say more)"
     gpus = f"{found.job.gpus} GPU{'s' if found.job.gpus > 1 else ''}"
-    return (
-        f"{found.job.name}: {gpus}, from its arrival on; {found.draws} draws, "
-        f"estimates {scenario.estimates_are}{assumed}"
-    )
+    estimates = "" if several else f", estimates {found.estimates}{assumed}"
+    return f"{found.job.name}: {gpus}, from its arrival on; {found.draws} draws{estimates}"
 
 
 def answer_buy(jobs: Trace, scenarios: Sequence[Scenario], text: str, *, as_json: bool, **how: Any) -> None:
@@ -134,12 +132,13 @@ def answer_search(
     from foretrain.scheduling.search import search
     from foretrain.units import format_seconds
 
+    kinds = list(dict.fromkeys(each.estimates_are for each in scenarios))
+    if len(kinds) > 1:
+        raise InputError(f"search: tunes for one kind of estimates, and here are {', '.join(kinds)}")
     chosen = list({each.policy: each for each in scenarios}.values())
-    found: list[Found] = []
+    total = len(chosen) * trials
     with progress("trials") as advance:
-        for place, scenario in enumerate(chosen):
-            tell = _counting(advance, place * trials, len(chosen) * trials)
-            found.append(search(jobs, scenario, trials=trials, done=tell, **how))
+        found = search(jobs, chosen, trials=trials, done=lambda count: advance(count, total), **how)
     if as_json:
         typer.echo(dump({"search": [each.to_dict() for each in found]}))
         return

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.cluster import Catalog
-from foretrain.errors import invalid
-from foretrain.scheduling.clusters import read_machines
+from foretrain.errors import InputError, invalid
+from foretrain.scheduling.clusters import MOST_GPUS, read_machines
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import Metrics
 
@@ -29,10 +29,13 @@ def bought(text: str, machines: Sequence[Machine]) -> list[Machine]:
     """
     match = re.fullmatch(r"(\d+)x([a-z][\w.-]*)", text.strip())
     if match is None:
-        return read_machines(text)
+        try:
+            return read_machines(text)
+        except InputError as error:
+            raise InputError(str(error).replace("cluster:", "buy:", 1)) from error
     count, device = int(match[1]), match[2]
-    if not count:
-        raise invalid("buy", text, "at least one GPU")
+    if not 0 < count <= MOST_GPUS:
+        raise invalid("buy", text, f"at least one GPU and at most {MOST_GPUS:,}")
     alike = [
         machine for machine in machines if machine.device == device or machine.device.startswith(device + "-")
     ]

@@ -22,6 +22,9 @@ _ALLOWED = (
     '"2x8xh100@3g.40gb+4g.40gb" are slices'
 )
 
+MOST_GPUS = 10_000_000
+"""That a part of a cluster in words may have: more do not go into memory."""
+
 
 def read_machines(text: str, *, rack: int = 16, devices: Collection[str] = ()) -> list[Machine]:
     """The nodes of a cluster; ``rack`` of them stand together.
@@ -58,6 +61,8 @@ def _from_words(part: str, text: str, devices: Collection[str]) -> list[Machine]
         nodes, gpus, device = int(match[2]), 1, match[1]
     if not nodes or not gpus:
         raise invalid("cluster", text, "at least one node with at least one GPU")
+    if nodes * gpus > MOST_GPUS:
+        raise invalid("cluster", text, f"at most {MOST_GPUS:,} GPUs")
     if device not in devices:
         Catalog.load().device(device, "cluster")
     price = _price(device, gpus)

@@ -105,7 +105,7 @@ def figures(of: Metrics) -> dict[str, str]:
         **({} if of.cost is None else {"cost": format_dollars(of.cost)}),
         **({} if of.energy_kwh is None else {"energy": f"{of.energy_kwh:,.0f} kWh"}),
         **({} if not of.killed else {"killed": f"{of.killed:,}"}),
-        **({} if of.missed_deadlines is None else {"late": f"{of.missed_deadlines:,}"}),
+        **({} if of.missed_deadlines is None else {"late": f"{of.missed_deadlines:,.1f}".removesuffix(".0")}),
     }
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foretrain.errors import ForetrainError, InputError, invalid
-from foretrain.fanout import fan_out
 from foretrain.scheduling import policies
 from foretrain.scheduling.jobs import Trace, in_order
+from foretrain.scheduling.spreading import Spread
 from foretrain.scheduling.study import Scenario, run_scenario
 
 _WIDTH = 8.0
@@ -55,39 +54,58 @@ def space(policy: str) -> dict[str, Value]:
 
 def search(
     trace: Trace,
-    scenario: Scenario,
+    scenarios: Sequence[Scenario],
     *,
     trials: int,
     processes: int | None = None,
     ray: str | None = None,
     done: Callable[[int], None] = lambda _: None,
-) -> Found:
-    """The parameters with the least average completion time on the first half of a trace."""
+) -> list[Found]:
+    """For each scenario, the parameters of its policy with the least average completion time on the first
+    half of a trace."""
     if trials < 1:
         raise invalid("search", trials, "a whole number of at least 1")
+    for scenario in scenarios:
+        _check_tunable(scenario)
+    if len(trace.jobs) < 4:
+        raise InputError(f"search: {trace.name} has {len(trace.jobs)} jobs, and at least 4 are needed")
+    half = len(trace.jobs) // 2
+    halves = [
+        dataclasses.replace(trace, jobs=in_order(part)) for part in (trace.jobs[:half], trace.jobs[half:])
+    ]
+    with Spread(_score, halves, processes=processes, ray=ray) as spread:
+        return [
+            _tuned(scenario, trials, spread, _counting(done, place * trials))
+            for place, scenario in enumerate(scenarios)
+        ]
+
+
+def _counting(done: Callable[[int], None], before: int) -> Callable[[int], None]:
+    return lambda count: done(before + count)
+
+
+def _check_tunable(scenario: Scenario) -> None:
     if scenario.in_rounds:
         raise InputError(f"search: policy {scenario.policy} has no parameters that can be tuned")
-    defaults = space(scenario.policy)
-    if not defaults:
+    if not space(scenario.policy):
         tunable = [name for name in policies.names() if space(name)]
         raise InputError(
             f"search: policy {scenario.policy} has no parameters; those of {', '.join(tunable)} can be tuned"
         )
-    if len(trace.jobs) < 4:
-        raise InputError(f"search: {trace.name} has {len(trace.jobs)} jobs, and at least 4 are needed")
+
+
+def _tuned(
+    scenario: Scenario, trials: int, spread: Spread[tuple[int, Scenario], float], done: Callable[[int], None]
+) -> Found:
     try:
         import optuna
     except ImportError as error:
         raise ForetrainError("search: optuna is not installed; install foretrain[learn]") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    half = len(trace.jobs) // 2
-    first = dataclasses.replace(trace, jobs=in_order(trace.jobs[:half]))
-    rest = dataclasses.replace(trace, jobs=in_order(trace.jobs[half:]))
-    workers = processes or os.cpu_count() or 1
+    defaults = space(scenario.policy)
 
-    def scores(parameters: list[dict[str, Value]], on: Trace) -> list[float]:
-        items = [dataclasses.replace(scenario, parameters=each) for each in parameters]
-        return list(fan_out(_score, items, shared=on, processes=workers, ray=ray))
+    def scores(parameters: list[dict[str, Value]], half: int) -> list[float]:
+        return spread.run([(half, dataclasses.replace(scenario, parameters=each)) for each in parameters])
 
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=scenario.seed))
     study.enqueue_trial(defaults)
@@ -95,19 +113,18 @@ def search(
     while finished < trials:
         asked = [study.ask() for _ in range(min(_AT_ONCE, trials - finished))]
         tried = [_suggested(trial, defaults) for trial in asked]
-        for trial, score in zip(asked, scores(tried, first), strict=True):
+        for trial, score in zip(asked, scores(tried, 0), strict=True):
             study.tell(trial, score)
         finished += len(asked)
         done(finished)
     best = {name: study.best_params[name] for name in defaults}
-    default_s = float(study.trials[0].value or 0.0)
-    unseen_s, unseen_default_s = scores([best, {}], rest)
+    unseen_s, unseen_default_s = scores([best, {}], 1)
     return Found(
         policy=scenario.policy,
         parameters=best,
         trials=trials,
         tuned_s=float(study.best_value),
-        default_s=default_s,
+        default_s=float(study.trials[0].value or 0.0),
         unseen_s=unseen_s,
         unseen_default_s=unseen_default_s,
     )
@@ -128,5 +145,6 @@ def _suggested(trial: Any, defaults: Mapping[str, Value]) -> dict[str, Value]:
     return found
 
 
-def _score(trace: Trace, scenario: Scenario) -> float:
-    return run_scenario(trace, scenario).metrics.average_jct_s
+def _score(halves: Sequence[Trace], item: tuple[int, Scenario]) -> float:
+    half, scenario = item
+    return run_scenario(halves[half], scenario).metrics.average_jct_s

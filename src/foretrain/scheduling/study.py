@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 from foretrain import predictors
 from foretrain.errors import InputError, invalid, unknown
-from foretrain.fanout import fan_out
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.scheduling import policies
@@ -42,6 +40,7 @@ from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation
 from foretrain.scheduling.speeds import MOST_RISK, PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
 from foretrain.scheduling.spot import Spot
+from foretrain.scheduling.spreading import Spread
 from foretrain.scheduling.workload import redrawn
 
 
@@ -281,12 +280,8 @@ def run_all(
 ) -> list[Outcome]:
     """All simulations in order, by parallel processes or a Ray cluster; ``done`` hears how many ended."""
     items = [(scenario, keep(scenario)) for scenario in scenarios]
-    workers = processes or os.cpu_count() or 1
-
-    def progress(count: int, _: int) -> None:
-        done(count)
-
-    return list(fan_out(_run_one, items, shared=trace, processes=workers, ray=ray, progress=progress))
+    with Spread(_run_one, trace, processes=processes, ray=ray) as spread:
+        return spread.run(items, done)
 
 
 def _run_one(trace: Trace, item: tuple[Scenario, bool]) -> Outcome:

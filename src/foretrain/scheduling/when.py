@@ -7,7 +7,6 @@ in every draw anew for all jobs, as far off as estimates are known to be. Polici
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from foretrain.errors import InputError, invalid, unknown
-from foretrain.fanout import fan_out
 from foretrain.scheduling.jobs import Trace, TraceJob, in_order
+from foretrain.scheduling.spreading import Spread
 from foretrain.scheduling.study import Scenario
 from foretrain.units import parse_seconds
 
@@ -45,6 +44,8 @@ class Eta:
     """When a job starts and ends under a policy, from its arrival on."""
 
     policy: str
+    estimates: str
+    """How far off those are of which lengths are drawn."""
     job: TraceJob
     waits: Times
     ends: Times
@@ -53,6 +54,7 @@ class Eta:
     def to_dict(self) -> dict[str, Any]:
         return {
             "policy": self.policy,
+            "estimates": self.estimates,
             "job": self.job.name,
             "gpus": self.job.gpus,
             "arrival_s": self.job.arrival_s,
@@ -90,55 +92,62 @@ def job_in_words(text: str, jobs: Sequence[TraceJob]) -> TraceJob:
     return TraceJob(name="yours", **{"gpus": 1, "arrival_s": last_s, **values})
 
 
-def with_job(trace: Trace, which: str) -> tuple[Trace, TraceJob]:
-    """The trace with the job that is asked about, by its name or in words."""
-    found = next((job for job in trace.jobs if job.name == which), None)
-    if found is not None:
-        return trace, found
+def with_job(trace: Trace, which: str) -> tuple[Trace, str]:
+    """The trace with the job that is asked about, by its name or in words, and its name."""
+    names = {job.name for job in trace.jobs}
+    if which in names:
+        return trace, which
     if "=" not in which:
         raise unknown("when: job", which, [job.name for job in trace.jobs])
     mine = job_in_words(which, trace.jobs)
-    return dataclasses.replace(trace, jobs=in_order([*trace.jobs, mine], from_zero=False)), mine
+    while mine.name in names:
+        mine = dataclasses.replace(mine, name=f"{mine.name}'")
+    return dataclasses.replace(trace, jobs=in_order([*trace.jobs, mine], from_zero=False)), mine.name
 
 
-def eta(
+def etas(
     trace: Trace,
-    scenario: Scenario,
-    job: TraceJob,
+    scenarios: Sequence[Scenario],
+    name: str,
     *,
     draws: int = DRAWS,
     processes: int | None = None,
     ray: str | None = None,
     done: Callable[[int], None] = lambda _: None,
-) -> Eta:
-    """Of one job of the trace under the scenario's policy."""
+) -> list[Eta]:
+    """Of one job of the trace, under each scenario's policy."""
     if draws < 2:
         raise invalid("draws", draws, "a whole number of at least 2")
-    number = next(place for place, each in enumerate(trace.jobs) if each is job)
-    items = [(dataclasses.replace(scenario, seed=seed), number) for seed in range(draws)]
-    workers = processes or os.cpu_count() or 1
-
-    def progress(count: int, _: int) -> None:
-        done(count)
-
-    found = list(fan_out(_draw, items, shared=trace, processes=workers, ray=ray, progress=progress))
-    return Eta(
-        policy=scenario.policy,
-        job=job,
-        waits=Times.of([start - job.arrival_s for start, _ in found]),
-        ends=Times.of([end - job.arrival_s for _, end in found]),
-        draws=draws,
-    )
+    number, job = next((place, each) for place, each in enumerate(trace.jobs) if each.name == name)
+    items = [
+        (dataclasses.replace(scenario, seed=seed), number) for scenario in scenarios for seed in range(draws)
+    ]
+    with Spread(_draw, trace, processes=processes, ray=ray) as spread:
+        drawn = spread.run(items, done)
+    found = []
+    for place, scenario in enumerate(scenarios):
+        mine = drawn[place * draws : (place + 1) * draws]
+        found.append(
+            Eta(
+                policy=scenario.policy,
+                estimates=scenario.estimates_are,
+                job=job,
+                waits=Times.of([start - job.arrival_s for start, _ in mine]),
+                ends=Times.of([end - job.arrival_s for _, end in mine]),
+                draws=draws,
+            )
+        )
+    return found
 
 
 def _draw(trace: Trace, item: tuple[Scenario, int]) -> tuple[float, float]:
     """Start and end of a job in one draw."""
     scenario, number = item
-    result = scenario.run(drawn(trace, scenario))
+    result = scenario.run(with_drawn_lengths(trace, scenario))
     return float(result.start_s[number]), float(result.finish_s[number])
 
 
-def drawn(trace: Trace, scenario: Scenario) -> Trace:
+def with_drawn_lengths(trace: Trace, scenario: Scenario) -> Trace:
     """The trace with the lengths that jobs really have, so that its own are the estimates of them."""
     estimates = scenario.estimates()
 
