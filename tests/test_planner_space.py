@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.errors import InputError
+from foretrain.plan import divisors
 from foretrain.planner.abilities import DEGREES, TARGETS, ability_of
 from foretrain.planner.clusters import Wanted, clusters_of
 from foretrain.planner.facts import Facts
@@ -188,3 +189,14 @@ def test_targets_follow_the_framework() -> None:
     assert ability_of("pytorch", "megatron").target == "fsdp2"
     with pytest.raises(InputError, match=r"framework: 'megatrom' is not one of .*did you mean megatron"):
         ability_of("megatrom", "pytorch")
+
+
+@given(number=st.integers(1, 20_000))
+def test_divisors_are_all_that_divide(number: int) -> None:
+    assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
+
+
+def test_divisors_of_a_number_without_bounds_are_quick_and_divide() -> None:
+    number = 3 * 2**62
+    assert divisors(number)[:3] == [1, 2, 3]
+    assert all(number % n == 0 for n in divisors(number))

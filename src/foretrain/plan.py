@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -19,6 +20,8 @@ RecomputedModule = Literal[
     "attention", "norms", "mlp", "experts", "expert_activation", "shared_experts", "mla_up"
 ]
 
+_MOST_TO_DIVIDE = 10**10
+"""Up to which a number is divided by all below its root: some milliseconds."""
 TENSOR_ROLES = ("column", "row", "vocab", "replicate")
 """How a layer is cut under tensor parallelism."""
 
@@ -201,3 +204,15 @@ def _word(value: bool | int) -> str:
 
 _EXPERTS_FOLLOW_TENSOR = ("megatron", "internevo")
 """Frameworks that cut experts as the tensor team cuts other layers unless they are told otherwise."""
+
+
+def divisors(number: int) -> list[int]:
+    """What divides a number, in rising order; of one beyond ``_MOST_TO_DIVIDE`` its powers of two and what is
+    left when they are taken out of it."""
+    if number <= _MOST_TO_DIVIDE:
+        found = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    else:
+        found = [1]
+        while number % (2 * found[-1]) == 0:
+            found.append(2 * found[-1])
+    return sorted({*found, *(number // one for one in found)})

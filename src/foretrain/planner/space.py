@@ -15,7 +15,7 @@ from foretrain.cluster import Group
 from foretrain.errors import InputError, first_line, unknown
 from foretrain.job import Job
 from foretrain.placing import group_sizes
-from foretrain.plan import Plan, Schedule, Shard
+from foretrain.plan import Plan, Schedule, Shard, divisors
 from foretrain.planner.abilities import Ability, Degree
 from foretrain.planner.facts import Facts
 
@@ -169,10 +169,10 @@ class Space:
             return list(self.allowed["micro_batch"])
         batch, world = self.job.workload.training.global_batch, self.job.cluster.world_size
         if self.allowed.get(ACCUMULATION) == (1,):
-            return sorted(batch // data for data in _divisors(batch) if data <= world)
+            return sorted(batch // data for data in divisors(batch) if data <= world)
         most = min(_MOST_SAMPLES, max(1, _MOST_TOKENS // (self.facts.sequence or 1)))
         found: set[int] = set()
-        for data in _divisors(batch):
+        for data in divisors(batch):
             if data <= world:
                 own = batch // data
                 while own % 2 == 0 and own > most:
@@ -384,20 +384,6 @@ def _distance(cut: Cut, other: Cut) -> tuple[float, Cut]:
 def _powers(most: int) -> list[int]:
     """Powers of two up to a number, and the number itself."""
     return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
-
-
-def _divisors(number: int) -> list[int]:
-    return (
-        [n for n in range(1, number + 1) if number % n == 0] if number <= 4096 else _powers_dividing(number)
-    )
-
-
-def _powers_dividing(number: int) -> list[int]:
-    """Of a large number, its powers of two and what is left when they are taken out of it."""
-    found = [1]
-    while number % (2 * found[-1]) == 0:
-        found.append(2 * found[-1])
-    return sorted({*found, *(number // one for one in found)})
 
 
 def neighbours(cuts: Sequence[Cut]) -> dict[Cut, list[Cut]]:

@@ -15,7 +15,7 @@ from foretrain.cluster import Cluster, Device
 from foretrain.errors import ForetrainError
 from foretrain.forecast import Estimate, Forecast, fullest_of
 from foretrain.job import Job
-from foretrain.plan import Shard
+from foretrain.plan import Shard, divisors
 from foretrain.predictors.base import Predictor
 from foretrain.progress import tell
 
@@ -205,7 +205,7 @@ def _micro_batch(search: _Search, start: Change) -> Iterator[Change]:
     batch."""
     job, own = start.job, start.job.micro_batch
     of_rank = job.workload.training.global_batch // (job.plan.data or 1)
-    sizes = [size for size in range(own - 1, 0, -1) if of_rank % size == 0]
+    sizes = [size for size in reversed(divisors(of_rank)) if size < own]
     tried = own
     for size in sizes:
         fits = search.may_fit(**dict.fromkeys(_PER_SAMPLE, size / own))
