@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self
 from unittest import mock
 
-from foretrain.errors import InputError, UnsupportedJob, first_line
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
@@ -240,7 +240,7 @@ class LlmAnalysis(Peer):
         )
 
 
-# torch's own tools, on fake tensors
+# torch's own tools
 
 
 class MemTracker(Peer):
@@ -252,16 +252,22 @@ class MemTracker(Peer):
     quantities = frozenset({"peak_memory_bytes"})
 
     def figures(self, job: Job) -> dict[str, float]:
+        import torch
         from torch.distributed._tools.mem_tracker import MemTracker as Tracker
 
-        with _fake_step(self, job) as (step, held):
-            step()
+        peaks: list[int] = []
+
+        @contextlib.contextmanager
+        def watch(module: Any, inputs: Any, state: list[Any]) -> Iterator[None]:
             tracker = Tracker()
-            tracker.track_external(*held)
-            with tracker:
-                step()
-            peaks = tracker.get_tracker_snapshot("peak")
-        return {"peak_memory_bytes": float(max(each["Total"] for each in peaks.values()))}
+            tracker.memory_tracking = {}  # type: ignore[assignment]  # its own has weak keys and takes minutes
+            tracker.track_external(module, inputs, state)
+            with mock.patch("torch.distributed._tools.mem_tracker.deepcopy", _copied), tracker:
+                yield
+            peaks.append(tracker.get_tracker_snapshot("peak")[torch.device("meta")]["Total"])
+
+        _watch_step(self, job, watch)
+        return {"peak_memory_bytes": float(peaks[-1])}
 
 
 class RuntimeEstimator(Peer):
@@ -270,143 +276,101 @@ class RuntimeEstimator(Peer):
     name = "RuntimeEstimator"
     needs = "torch"
     quantities = frozenset({"step_time_s", "device_busy_s"})
-    how: ClassVar[str] = "operator-level-cost-model"
 
     def figures(self, job: Job) -> dict[str, float]:
         from torch.distributed._tools.runtime_estimator import RuntimeEstimator as Estimator
 
-        with (
-            _fake_step(self, job) as (step, _),
-            _device_known(job),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):
-            estimator = Estimator()
-            with estimator(self.how):
-                step()
-            seconds = estimator.total_runtime * 1e-3
-        return {"step_time_s": seconds, "device_busy_s": seconds}
+        from foretrain.capture.tracing.optimizers import StepFunction
+
+        times_ms: list[float] = []
+        update = StepFunction.__call__
+
+        @contextlib.contextmanager
+        def watch(_module: Any, _inputs: Any, _state: list[Any]) -> Iterator[None]:
+            estimator, passes_ms = Estimator(), 0.0
+
+            def noted(step: StepFunction) -> None:
+                nonlocal passes_ms
+                passes_ms = estimator.total_runtime
+                update(step)
+
+            with (
+                _device_known(job),
+                mock.patch.object(StepFunction, "__call__", noted),
+                estimator("operator-level-cost-model"),
+            ):
+                yield
+            times_ms.append(estimator.total_runtime + (job.accumulation - 1) * passes_ms)
+
+        _watch_step(self, job, watch)
+        return dict.fromkeys(sorted(self.quantities), times_ms[-1] * 1e-3)
 
 
-class RuntimeBenchmark(RuntimeEstimator):
-    """The same, which runs every operator on the GPU of this machine and times it."""
-
-    name = "RuntimeEstimator, measuring"
-    how = "operator-level-benchmark"
-
-    def figures(self, job: Job) -> dict[str, float]:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise self.refuse(job, "it times operators on a GPU, and there is none here")
-        return super().figures(job)
+Watch = Callable[[Any, Any, list[Any]], contextlib.AbstractContextManager[None]]
+"""What a step runs in, by its module, its inputs and the state of its optimizer."""
 
 
-@contextlib.contextmanager
-def _fake_step(peer: Peer, job: Job) -> Iterator[tuple[Callable[[], None], tuple[Any, ...]]]:
-    """A step of the job on fake tensors, and what lives beyond it: model, optimizer, inputs.
+def _watch_step(peer: Peer, job: Job, watch: Watch) -> None:
+    """Run a micro-batch and the update after it inside ``watch``, as our own capture runs them.
 
-    Fake tensors are on the GPU where there is one. Elsewhere they are on the CPU, and our own dispatch lets
-    torch take the decisions (casts of autocast, kernels) that it takes for CUDA.
+    The tools are meant for fake tensors on a GPU. Here tensors are on meta, and our capture lets torch take
+    the ways (casts of autocast, kernels of attention) that it takes on a GPU, and tells models the values
+    that they ask for; on fake tensors transformers takes those of a compiler: other masks, other kernels.
     """
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from foretrain.capture.recomputing import recompute_layers
-    from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES
-    from foretrain.capture.sources.models import load_model
-    from foretrain.capture.tracing.cuda import cuda_behaviour
-    from foretrain.capture.tracing.optimizers import optimizer_of
-    from foretrain.measure.models import RealModel, autocast
+    from foretrain.capture import _trace
+    from foretrain.capture.tracing import tracer
 
     training = job.workload.training
     if job.cluster.world_size > 1 or training.compile or training.precision == "fp8":
         raise peer.refuse(job, "asked of eager steps on one device alone")
-    trains = training.mode == "train"
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded = load_model(job.workload, job.micro_batch)
-    loss: Any = loaded.loss  # detectors that only infer have none
-    module = loaded.module.train(trains)
-    dtype = WEIGHT_DTYPES.get(training.precision)
-    layout = torch.channels_last if training.channels_last else torch.preserve_format
-    if training.channels_last or dtype:
-        module.to(dtype=dtype, memory_format=layout)  # type: ignore[call-overload]
-    if job.plan.recompute != "none" and recompute_layers(module, job.plan) is None:
-        raise peer.refuse(job, f"plan.recompute: {job.plan.recompute!r} cannot be switched on")
+    run = tracer._run
 
-    def placed(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: placed(one) for name, one in value.items()}
-        if isinstance(value, tuple | list):
-            return type(value)(placed(one) for one in value)
-        if not isinstance(value, torch.Tensor):
-            return value
-        wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
-        return torch.empty_strided(value.shape, value.stride(), dtype=wanted, device=device)
+    def watched(recorder: Any, module: Any, inputs: Any, loss: Any, step: Any, *how: Any) -> None:
+        with watch(module, inputs, [] if step is None else list(step.state_tensors())):
+            run(recorder, module, inputs, loss, step, *how)
 
-    def forward() -> Any:
-        low = AUTOCAST_DTYPES.get(training.precision)
-        as_cuda = autocast(training.precision, device) if device == "cuda" else cuda_behaviour(low)
-        with as_cuda, torch.set_grad_enabled(trains):
-            return model.compute() if trains else model.output()
-
-    def step() -> None:
-        for _ in range(job.accumulation):
-            value = forward()
-            if trains:
-                value.backward()
-            del value
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            _place(module, placed)
-            model = RealModel(module, placed(dict(loaded.inputs) if not isinstance(loaded.inputs, tuple)
-                                             else loaded.inputs), loss)  # fmt: skip
-            learned = [one for one in module.parameters() if one.requires_grad]
-            optimizer = optimizer_of(training.optimizer, learned) if trains else None
-            tensors = model.inputs.values() if isinstance(model.inputs, dict) else model.inputs
-            external = [one for one in tensors if isinstance(one, torch.Tensor)]
-            yield step, (module, *([] if optimizer is None else [optimizer]), *external)
-    except UnsupportedJob:
-        raise
-    except Exception as error:  # a fake tensor has no values, and some models ask for them
-        raise peer.refuse(job, f"{type(error).__name__}: {first_line(error)}") from error
+    with mock.patch.object(tracer, "_run", watched):
+        try:
+            graph = _trace(job, job.micro_batch)
+        except UnsupportedJob:
+            raise
+        except Exception as error:
+            first = _first_of(error)
+            raise peer.refuse(job, f"{type(first).__name__}: {first_line(first)}") from error
+    if job.plan.recompute != "none" and not graph.recomputes:
+        raise peer.refuse(job, f"plan.recompute: {job.plan.recompute!r} cannot be run")
 
 
-def _place(module: Any, placed: Callable[[Any], Any]) -> None:
-    """Parameters and buffers as fake tensors; what is shared stays shared."""
-    import torch
+def _first_of(error: BaseException) -> BaseException:
+    """The error that others followed, of the tool or of torch."""
+    chain = [error]
+    while (earlier := chain[-1].__cause__ or chain[-1].__context__) is not None and earlier not in chain:
+        chain.append(earlier)
+    return next((one for one in reversed(chain) if not isinstance(one, ForetrainError)), error)
 
-    made: dict[int, Any] = {}
-    for layer in module.modules():
-        for own, wrap in ((layer._parameters, True), (layer._buffers, False)):
-            for name, value in own.items():
-                if value is None:
-                    continue
-                if id(value) not in made:
-                    fake = placed(value)
-                    made[id(value)] = torch.nn.Parameter(fake, value.requires_grad) if wrap else fake
-                own[name] = made[id(value)]
+
+def _copied(snapshot: Any) -> Any:
+    """A copy of a tracker's dictionaries of numbers, for which ``deepcopy`` takes minutes of a step."""
+    if not isinstance(snapshot, dict):
+        return snapshot
+    return {name: _copied(value) for name, value in snapshot.items()}
 
 
 @contextlib.contextmanager
 def _device_known(job: Job) -> Iterator[None]:
-    """Where there is no GPU, answer what the cost model asks of one from our catalogue."""
+    """What the cost model asks of the GPU that it takes for there, from our catalogue."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    if torch.cuda.is_available():
-        yield
-        return
     device = job.cluster.device
     rates = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
     def tflops(dtype: Any) -> float:
         return device.peak_flops(rates[dtype]) / 1e12
 
-    asked = "torch.utils._runtime_estimation"
+    estimator, asked = "torch.distributed._tools.runtime_estimator", "torch.utils._runtime_estimation"
     with (
+        mock.patch(f"{estimator}.active_fake_mode", FakeTensorMode),
         mock.patch("torch.cuda.is_available", return_value=True),
         mock.patch(f"{asked}.get_device_tflops", tflops),
         mock.patch(f"{asked}.get_gpu_dram_gbps", return_value=device.memory_bytes_per_s / 1e9),
