@@ -29,6 +29,7 @@ import reading
 from foretrain.cluster import Cluster
 from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.transports import SERVER, TRANSPORTS, Transport
+from foretrain.evaluate import Scores
 
 OWN = Path("data")
 SMALL_BYTES = 1 << 20
@@ -403,7 +404,7 @@ def left_out(curves: Sequence[Curve]) -> dict[tuple[str, str], Constants]:
 
 
 def errors(curves: Iterable[Curve], constants: Constants) -> Array:
-    return np.concatenate([np.abs(curve.predicted_s(constants) / curve.times_s - 1) for curve in curves])
+    return np.concatenate([curve.predicted_s(constants) / curve.times_s - 1 for curve in curves])
 
 
 def step_error(curve: Curve) -> float:
@@ -420,11 +421,14 @@ def show(curves: Sequence[Curve]) -> None:
             parts = [curve.chosen((curve.sizes < SMALL_BYTES) == small) for curve in group]
             parts = [part for part in parts if len(part.sizes)]
             if parts:
-                line = f"{file:17s} {system:22s} {kind + ' ' + place:31s} {label:6s}" + figures(
-                    errors(parts, SHIPPED)
-                )
-                other = held.get((fits or "", system))
-                line += (" " * 11 + short(errors(parts, other))) if other else " " * 27
+                scores, other = Scores.of_errors(errors(parts, SHIPPED)), held.get((fits or "", system))
+                line = f"{file:17s} {system:22s} {kind + ' ' + place:31s} {label:6s}{scores.n:8d}"
+                line += shares(scores.mape, scores.median_ape, scores.p90_ape)
+                if other:
+                    scores = Scores.of_errors(errors(parts, other))
+                    line += " " * 11 + shares(scores.mape, scores.median_ape)
+                else:
+                    line += " " * 27
                 if parts[0].alone_s:
                     line += (
                         f"  (of the whole step: {100 * np.mean([step_error(part) for part in parts]):.1f}%)"
@@ -439,14 +443,8 @@ def grouped(curves: Sequence[Curve]) -> dict[tuple[str, str, str, str, str | Non
     return found
 
 
-def figures(wrong: Array) -> str:
-    return f"{len(wrong):8d}" + "".join(
-        f"{100 * value:7.1f}%" for value in (wrong.mean(), np.median(wrong), np.quantile(wrong, 0.9))
-    )
-
-
-def short(wrong: Array) -> str:
-    return "".join(f"{100 * value:7.1f}%" for value in (wrong.mean(), np.median(wrong)))
+def shares(*values: float) -> str:
+    return "".join(f"{100 * value:7.1f}%" for value in values)
 
 
 def show_fits(curves: Sequence[Curve]) -> None:

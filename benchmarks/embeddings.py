@@ -22,6 +22,7 @@ import predictddl as home
 import reading
 from foretrain.architectures import family
 from foretrain.capture import capture_job
+from foretrain.evaluate import Scores
 from foretrain.job import Job, Run
 from foretrain.predictors.predictddl.baseline import Physics, baseline, fit_baseline, physics
 from foretrain.predictors.predictddl.features import cluster_columns, dataset_type, work_of
@@ -80,7 +81,7 @@ class Table:
         )  # fmt: skip
         chosen = choose(problem, FEW, folds=3)["all"].name
         model = Scaled.learn(CANDIDATES[chosen](), rows[known], rest[known])
-        return np.abs(np.expm1(np.clip(model.predict(rows[asked]) - rest[asked], -5, 5)))
+        return np.expm1(np.clip(model.predict(rows[asked]) - rest[asked], -5, 5))
 
     def based(self, known: Mask) -> Array:
         """The physical baseline of all runs, fitted to those that are known; once for each split."""
@@ -159,8 +160,8 @@ def main() -> None:
             cells = []
             for table, parts in settings.values():
                 errors = [table.error(form, name, known, asked) for known, asked in parts]
-                means = [float(error.mean()) for error in errors]
-                cells.append(f"{np.concatenate(errors).mean():.1%} ± {np.std(means):.1%}")
+                means = [Scores.of_errors(error).mape for error in errors]
+                cells.append(f"{Scores.of_errors(np.concatenate(errors)).mape:.1%} ± {np.std(means):.1%}")
             print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 

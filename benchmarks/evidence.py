@@ -32,7 +32,7 @@ from scipy.optimize import nnls
 
 import reading
 from foretrain.errors import ForetrainError
-from foretrain.evaluate import split_runs
+from foretrain.evaluate import Scores, split_runs
 from foretrain.evaluate.folds import Fold
 from foretrain.evaluate.forecasts import Answer, Asked, answer_all
 from foretrain.job import Run, read_runs
@@ -382,11 +382,11 @@ def kinds(cases: Sequence[Case], carried: Carried) -> Iterator[Record]:
         for name in SCORED:
             found = [outcome for case in alike if (outcome := case.outcome(name)) is not None]
             if found:
-                memory = [abs(one.memory_error) for one in found if one.memory_error is not None]
+                memory = [one.memory_error for one in found if one.memory_error is not None]
                 outcomes[name] = Outcome(
-                    error=float(np.median([abs(one.error) for one in found])),
+                    error=Scores.of_errors([one.error for one in found]).median_ape,
                     inside=float(np.mean([one.inside for one in found])),
-                    memory_error=float(np.median(memory)) if memory else None,
+                    memory_error=Scores.of_errors(memory).median_ape if memory else None,
                 )
         outcomes |= carried.take(first.source, _kind(low, high), first.key)
         yield Record(

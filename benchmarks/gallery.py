@@ -15,7 +15,6 @@ import json
 import os
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from foretrain.evaluate import Scores
 
 GALLERY = Path(__file__).resolve().parent.parent / "examples" / "gallery"
 ALLOWED_FAILURES = 2
@@ -115,14 +116,14 @@ def show(outcome: Outcome, measured: dict[str, Any]) -> str:
 
 
 def errors(outcomes: list[Outcome], measured: dict[str, dict[str, Any]], quantity: str) -> list[float]:
-    """Absolute relative errors, of the whole script where it is forecast: it is what is measured."""
+    """Relative errors, of the whole script where it is forecast: it is what is measured."""
     passed = [outcome for outcome in outcomes if outcome.reason is None]
     forecasts = {one.file: one for one in sorted(passed, key=lambda one: one.target, reverse=True)}
     pairs = [
         (forecast.quantity(quantity), measured.get(file, {}).get(quantity))
         for file, forecast in forecasts.items()
     ]
-    return [abs(predicted / true - 1) for predicted, true in pairs if predicted is not None and true]
+    return [predicted / true - 1 for predicted, true in pairs if predicted is not None and true]
 
 
 def main() -> None:
@@ -159,7 +160,8 @@ def main() -> None:
     for quantity in ("step_time_s", "peak_memory_bytes", "device_busy_s", "kernels"):
         off = errors(outcomes, measured, quantity)
         if off:
-            print(f"{quantity}: median error {statistics.median(off):.1%} over {len(off)} trainings")
+            scores = Scores.of_errors(off)
+            print(f"{quantity}: median error {scores.median_ape:.1%} over {scores.n} trainings")
     tried = list(dict.fromkeys(outcome.file for outcome in outcomes))
     failed = {outcome.file for outcome in outcomes if outcome.reason is not None}
     print(f"{len(tried) - len(failed)} of {len(tried)} trainings forecast without a change")

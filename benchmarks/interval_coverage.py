@@ -33,7 +33,7 @@ import numpy.typing as npt
 import reading
 from foretrain.costs.measured import load_measured
 from foretrain.errors import ForetrainError
-from foretrain.evaluate import split_runs
+from foretrain.evaluate import Scores, split_runs
 from foretrain.job import Run, read_runs
 from foretrain.measure.published import read_published
 from foretrain.predictors.deletepop import DeletePopPredictor
@@ -311,7 +311,7 @@ def show(rows: Sequence[Row], parts: Sequence[str]) -> None:
     for file in dict.fromkeys(one.file for one in rows):
         own = [one for one in rows if one.file == file]
         others = learn([one for one in rows if one.file != file], parts)
-        shipped = np.mean([one.low <= one.error <= one.high for one in own])
+        shipped = inside_of(*np.array([(one.error, one.low, one.high) for one in own]).T)
         inside, (within, below, above) = coverage(own, parts, everything)[0], coverage(own, parts, others)
         print(
             f"{file:30s} {len(own):9d} {shipped:9.0%} {inside:9.0%} {within:9.0%} {below:9.0%} {above:9.0%}",
@@ -323,8 +323,15 @@ def coverage(rows: Sequence[Row], parts: Sequence[str], widths: Matrix) -> tuple
     """Shares of the runs inside the 80 % interval, below and above it."""
     columns = np.array([[one.parts[part] for part in parts] for one in rows])
     errors = np.array([one.error for one in rows])
-    below, above = errors < columns @ widths[1], errors > columns @ widths[2]
-    return float(np.mean(~below & ~above)), float(np.mean(below)), float(np.mean(above))
+    low, high = columns @ widths[1], columns @ widths[2]
+    return inside_of(errors, low, high), float(np.mean(errors < low)), float(np.mean(errors > high))
+
+
+def inside_of(errors: Matrix, low: Matrix, high: Matrix) -> float:
+    """The share of logarithms of measured over forecast that their bounds hold."""
+    scores = Scores.of(np.exp(errors), np.ones(len(errors)), np.exp(low), np.exp(high))
+    assert scores.coverage is not None
+    return scores.coverage
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from foretrain.evaluate import Scores
 from foretrain.job import Run, read_runs
 from foretrain.predictors.joined import relations
 from foretrain.predictors.joined.choosing import WAYS, Array, LeftOut, chosen_ways, errors_of
@@ -76,7 +77,9 @@ def alone(left_out: LeftOut) -> dict[str, Array]:
 
 
 def mean(misses: Array, among: Sequence[bool] | Array) -> float:
-    return float(np.nanmean(errors_of(misses[np.asarray(among, dtype=bool)])))
+    errors = errors_of(misses[np.asarray(among, dtype=bool)])
+    there = errors[np.isfinite(errors)]
+    return Scores.of_errors(there).mape if len(there) else np.nan
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from foretrain.catalog import Catalog
+from foretrain.evaluate import Scores
 from foretrain.job import Job
 from foretrain.measure.links import INTERFACE, Fabric, enter, link_rate
 from foretrain.predictors import get
@@ -209,9 +210,8 @@ def main() -> None:
         one["forecast"] = {name: forecasts.step_s(list(KINDS), name) for name in ("even", "speed")}
         print("  ".join(f"{name} {_milliseconds(value)}" for name, value in one.items()))
     for name in ("even", "speed"):
-        errors = [one["forecast"][name] / one[name] - 1 for one in rounds]
-        error, bias = statistics.median(map(abs, errors)), statistics.median(errors)
-        print(f"{name:6} median error {error:.1%}, bias {bias:+.1%}")
+        scores = Scores.of([one[name] for one in rounds], [one["forecast"][name] for one in rounds])
+        print(f"{name:6} median error {scores.median_ape:.1%}, bias {scores.bias:+.1%}")
     measured = statistics.median(one["even"] / one["speed"] for one in rounds)
     forecast = statistics.median(one["forecast"]["even"] / one["forecast"]["speed"] for one in rounds)
     print(f"a split by speed is faster by: measured {measured:.2f}, forecast {forecast:.2f}")

@@ -8,13 +8,15 @@ Only runs whose every launching operator was measured count; the others are repo
 from __future__ import annotations
 
 import argparse
-import statistics
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import reading
 from foretrain.capture import capture_job
 from foretrain.costs.measured import load_columns, matmul_precision, operator_key
+from foretrain.evaluate import Scores
 from foretrain.job import read_runs
 
 
@@ -57,17 +59,17 @@ def main() -> None:
         else:
             incomplete += 1
     print(f"{len(rows)} runs have all their operators measured, {incomplete} do not")
-    for name, place in (("cold caches", 3), ("warm caches", 4)):
-        errors = [abs(row[place] - 1) for row in rows]
+    errors = np.array([row[3:] for row in rows]) - 1
+    for name, column in (("cold caches", errors[:, 0]), ("warm caches", errors[:, 1])):
+        scores = Scores.of_errors(column)
         print(
             f"sum of operator times against device_busy_s, {name}: "
-            f"median error {statistics.median(errors):.1%}, ratio "
-            f"{statistics.median(row[place] for row in rows):.3f}"
+            f"median error {scores.median_ape:.1%}, ratio {1 + scores.bias:.3f}"
         )
-    between = [abs((row[3] + row[4]) / 2 - 1) for row in rows]
+    between = Scores.of_errors(errors[:, :2].mean(axis=1))
     print(
-        f"mean of the two: median error {statistics.median(between):.1%}; "
-        f"kernels: median ratio {statistics.median(row[5] for row in rows):.3f}"
+        f"mean of the two: median error {between.median_ape:.1%}; "
+        f"kernels: median ratio {1 + Scores.of_errors(errors[:, 2]).bias:.3f}"
     )
     print("furthest off:")
     for label, precision, line, cold, warm, kernels in sorted(rows, key=lambda row: -abs(row[4] - 1))[:10]:
