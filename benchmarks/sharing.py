@@ -1,13 +1,14 @@
 """Scores forecasts of how fast jobs run that share a GPU, on pairs that were measured.
 
     python benchmarks/sharing.py gavel --data DIR [--devices k80,p100,v100]
-    python benchmarks/sharing.py h200 [--file data/h200_sharing.jsonl] [--forecast deletepop]
+    python benchmarks/sharing.py h200 [--file data/h200_sharing.jsonl] [--forecast deletepop [--paced]]
 
 ``gavel`` reads tables/gavel_colocation.csv.gz and traces/gavel_simulation_throughputs.json.gz of the data.
 Every job is left out in turn; pairs with it are forecast from manners fitted to pairs of the others, its own
 being those of other batch sizes of its model, or of probes: a few pairs with it that were measured.
 ``h200`` fits the coefficients of a way to share to all pairs without a job, and forecasts those with it from
-its busy share and kernels alone: as measured, or (``--forecast``) as a predictor forecasts them.
+its busy share and kernels alone: as measured, or (``--forecast``) as a predictor forecasts them, with
+``--paced`` at the speed alone that was measured.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from foretrain import predictors
 from foretrain.job import Job
 from foretrain.predictors.driple.resources import resource_figures
 from foretrain.scheduling.sharing.fitting import PairSpeed, fit_manners
-from foretrain.scheduling.sharing.interference import Manners, MeasuredPairs, speed_beside
+from foretrain.scheduling.sharing.interference import Manners, MannersOfKinds, MeasuredPairs, speed_beside
 from foretrain.scheduling.sharing.use import WAYS, Sharing, Use
 
 FIELDS = ("needs", "bears", "pressure")
@@ -87,6 +88,28 @@ def left_out(pairs: list[PairSpeed], probes: int, group: Callable[[str], str], s
     return found
 
 
+def left_out_by_batches(pairs: list[PairSpeed]) -> tuple[list[float], list[float]]:
+    """The same by the product's own table of pairs, which has none with the job: from other batch sizes of
+    its model beside the same job; and errors on those pairs alone whose model has other sizes."""
+    every: list[float] = []
+    with_sizes: list[float] = []
+    names = sorted({pair.job for pair in pairs})
+    for job in names:
+        rest = [pair for pair in pairs if job not in pair[:2]]
+        fitted = fit_manners(rest)
+        manners = MannersOfKinds({**fitted, job: by_other_batches(job, fitted)})
+        table = MeasuredPairs({("", pair.job, pair.beside): pair.speed for pair in rest}, manners)
+        found = [
+            abs(table.speed("", pair.job, [pair.beside]) / pair.speed - 1)
+            for pair in pairs
+            if job in pair[:2]
+        ]
+        every += found
+        if sum(family(name) == family(job) for name in names) > 1:
+            with_sizes += found
+    return every, with_sizes
+
+
 def shown(what: str, found: list[float]) -> None:
     within = np.mean(np.array(found) <= 0.15)
     print(
@@ -113,6 +136,9 @@ def gavel(data: Path, devices: list[str], without_worse: bool) -> None:
         shown(f"{device}: half of its speed for each", half)
         fitted = fit_manners(pairs)
         shown(f"{device}: fitted to these pairs", errors(pairs, fitted))
+        every, with_sizes = left_out_by_batches(pairs)
+        shown(f"{device}: job left out, by other batches beside the same job", every)
+        shown(f"{device}: the same, models of several batch sizes", with_sizes)
         for probes in (0, 1, 3):
             shown(f"{device}: job left out, {probes} probes", left_out(pairs, probes, lambda job: job))
         for probes in (0, 1, 3):
@@ -135,8 +161,9 @@ def measured_uses(rows: list[dict[str, Any]], mode: str) -> dict[str, Use]:
     }
 
 
-def forecast_uses(rows: list[dict[str, Any]], mode: str, predictor: str) -> dict[str, Use]:
-    """The same as forecast; a job that waits for its data does so in the step's time too."""
+def forecast_uses(rows: list[dict[str, Any]], mode: str, predictor: str, paced: bool) -> dict[str, Use]:
+    """The same as forecast; a job that waits for its data does so in the step's time too. ``paced``: the
+    device's time as forecast, over the step as measured alone."""
     found = {}
     for row in rows:
         if row["what"] == "alone" and row["mode"] == mode:
@@ -146,6 +173,9 @@ def forecast_uses(rows: list[dict[str, Any]], mode: str, predictor: str) -> dict
             use, step_s = Use.of(forecast), forecast.quantities["step_time_s"].median
             if predictor == "driple":
                 use = dataclasses.replace(use, busy=resource_figures(job)["device_utilization"])
+            if paced:
+                found[row["name"]] = Use.of(forecast, row["steps_per_s"])
+                continue
             waits = step_s / (step_s + row.get("wait_s", 0.0))
             found[row["name"]] = dataclasses.replace(use, busy=use.busy * waits)
     return found
@@ -182,11 +212,11 @@ def fit_sharing(pairs: list[PairSpeed], uses: dict[str, Use], mode: str) -> Shar
     return sharing(least_squares(residuals, start, loss="soft_l1", f_scale=0.1).x)
 
 
-def h200(file: Path, predictor: str | None) -> None:
+def h200(file: Path, predictor: str | None, paced: bool) -> None:
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for mode in ("turns", "mps"):
         pairs, uses = pairs_of(rows, mode), measured_uses(rows, mode)
-        asked = uses if predictor is None else forecast_uses(rows, mode, predictor)
+        asked = uses if predictor is None else forecast_uses(rows, mode, predictor, paced)
         shown(f"{mode}: half of its speed for each", [abs(0.5 / pair.speed - 1) for pair in pairs])
         fitted = fit_sharing(pairs, uses, mode)
         print(f"{mode}: {fitted}")
@@ -211,6 +241,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--file", type=Path, default=Path("data/h200_sharing.jsonl"))
     parser.add_argument("--forecast", help="a predictor whose figures take the place of measured ones")
+    parser.add_argument("--paced", action="store_true", help="with the speed alone as measured")
     parser.add_argument(
         "--without-worse", action="store_true", help="leave pairs out that are slower than one by one"
     )
@@ -219,7 +250,7 @@ def main() -> None:
     if options.which == "gavel":
         gavel(options.data, options.devices.split(","), options.without_worse)
     else:
-        h200(options.file, options.forecast)
+        h200(options.file, options.forecast, options.paced)
 
 
 if __name__ == "__main__":

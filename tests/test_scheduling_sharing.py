@@ -24,6 +24,7 @@ from foretrain.scheduling.sharing import Interference, Manners, MannersOfKinds, 
 from foretrain.scheduling.sharing.fitting import PairSpeed, fit_manners
 from foretrain.scheduling.sharing.use import WAYS, ByUse, Use, way
 from foretrain.scheduling.simulator import Settings, Simulation
+from foretrain.scheduling.speeds import ThroughputTable
 
 HUNGRY, LIGHT = Manners(), Manners(needs=0.4, bears=0.4, pressure=0.3)
 
@@ -158,6 +159,29 @@ def test_measured_pairs_come_before_manners(tmp_path: Path) -> None:
         MeasuredPairs.load(path)
 
 
+def test_a_batch_size_that_was_not_measured_is_on_the_line_of_those_that_were() -> None:
+    speeds = {16: 0.9, 64: 0.4}
+    table = {("v100", f"net (batch size {size})", "other"): speed for size, speed in speeds.items()}
+    table |= {("v100", "other", f"net (batch size {size})"): 1.3 - speed for size, speed in speeds.items()}
+    table |= {("v100", f"net (batch size {a})", f"net (batch size {b})"): 0.5 for a in speeds for b in speeds}
+    pairs = MeasuredPairs(table, MannersOfKinds({}, Manners()))
+    assert pairs.speed("v100", "net (batch size 32)", ["other"]) == pytest.approx(0.6)
+    assert pairs.speed("v100", "other", ["net (batch size 32)"]) == pytest.approx(0.6)
+    assert pairs.speed("v100", "net (batch size 32)", ["net (batch size 32)"]) == pytest.approx(0.5)
+    assert pairs.speed("v100", "net (batch size 16)", ["other"]) == 0.9, "what was measured comes first"
+    assert pairs.speed("v100", "net (batch size 1)", ["other"]) == 1.0, "never faster than alone"
+    far = pairs.speed("v100", "net (batch size 4096)", ["other"])
+    assert far == pytest.approx(0.4 * (0.4 / 0.9) ** 0.5), "at most a doubling beyond"
+    assert pairs.speed("v100", "unknown (batch size 8)", ["other"]) == 0.5, "else by manners"
+
+
+def test_a_larger_batch_does_not_fit_where_a_smaller_one_did_not() -> None:
+    table = {("k80", f"net (batch size {size})", "other"): speed for size, speed in ((8, 0.6), (32, 0.0))}
+    pairs = MeasuredPairs(table)
+    assert pairs.speed("k80", "net (batch size 64)", ["other"]) == 0.0
+    assert pairs.speed("k80", "net (batch size 16)", ["other"]) == pytest.approx(0.6)
+
+
 @given(
     st.floats(0.05, 1.0),
     st.floats(0.05, 1.0),
@@ -189,10 +213,22 @@ def test_a_forecast_tells_how_a_job_uses_its_device() -> None:
     use = Use.of(cast(Forecast, SimpleNamespace(quantities=quantities)))
     assert (use.busy, use.memory_bytes) == (0.5, 3e9)
     assert use.kernel_s == pytest.approx(1e-5)
+    forecast = cast(Forecast, SimpleNamespace(quantities=quantities))
+    faster = Use.of(forecast, steps_per_s=80.0)
+    assert faster.busy == pytest.approx(0.8), "10 ms of the device in a step of 12.5 ms"
+    assert faster.kernel_s == use.kernel_s
+    assert Use.of(forecast, steps_per_s=1000.0).busy == 1.0
     with pytest.raises(InputError, match="mps, turns"):
         way("nonsense")
     by_use = ByUse({"light": Use(busy=0.3)}, way("turns"))
     assert by_use.speed("h200", "light", ["unknown"]) > by_use.speed("h200", "unknown", ["light"])
+
+
+def test_a_table_of_throughputs_tells_the_pace_of_a_kind_alone() -> None:
+    table = ThroughputTable({("v100", "net", 1): 5.0, ("v100", "net", 2): 9.0, ("v100", "none", 1): 0.0})
+    assert table.alone("net", "v100-sxm-16gb") == 5.0
+    assert table.alone("none", "v100") is None
+    assert table.alone("other", "v100") is None
 
 
 def test_pairs_that_do_not_fit_into_memory_are_not_made() -> None:

@@ -26,6 +26,7 @@ def uses_of(text: str | None, source: SpeedSource, machines: Sequence[Machine]) 
     """How kinds of jobs use a device: by a table, else by the templates' forecasts on the first device, with
     ``driple`` by its figures."""
     from foretrain.scheduling.sharing.uses import driple_uses, forecast_uses, read_uses
+    from foretrain.scheduling.speeds import ThroughputTable
 
     if text is not None and text != DRIPLE:
         return read_uses(Path(text))
@@ -35,8 +36,11 @@ def uses_of(text: str | None, source: SpeedSource, machines: Sequence[Machine]) 
                 f"--uses: {DRIPLE} needs --predictor and --templates, whose jobs it is asked about"
             )
         return {}
-    find = driple_uses if text == DRIPLE else forecast_uses
-    return find(*source.predicted(), machines[0].device.partition("@")[0])
+    device = machines[0].device.partition("@")[0]
+    if text == DRIPLE:
+        return driple_uses(*source.predicted(), device)
+    table = None if source.throughputs is None else ThroughputTable.load(source.throughputs)
+    return forecast_uses(*source.predicted(), device, table)
 
 
 def written_by_kind(source: SpeedSource, machines: Sequence[Machine]) -> dict[str, float]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import gzip
-import json
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from foretrain.cluster import Cluster
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, unknown
-from foretrain.files import read_text
+from foretrain.files import parse_json, read_text
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.scheduling.jobs import TraceJob
@@ -92,13 +92,15 @@ class ThroughputTable(Speeds):
         """Gavel's ``simulation_throughputs.json``, plain or compressed, without pairs of jobs on one GPU."""
         try:
             text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else read_text(path)
-            document = json.loads(text)
+            document = parse_json(text)
             table = {
                 (device, *_job_type(key)): float(rates["null"])
                 for device, entries in document.items()
                 for key, rates in entries.items()
             }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SyntaxError) as error:
+        except (
+            *(OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError, SyntaxError),
+        ) as error:
             raise InputError(
                 f"{path}: not a table of throughputs by device, (job type, GPUs) and partner ({error})"
             ) from error
@@ -117,6 +119,10 @@ class ThroughputTable(Speeds):
         if name not in self.devices:
             raise unknown(f"{self._name}: device", device, self.devices)
         return self._table.get((name, job.kind, sum(shape)), 0.0)
+
+    def alone(self, kind: str, device: str) -> float | None:
+        """Steps per second of a kind of job on one GPU; None where the table does not say."""
+        return self._table.get((self._named(device), kind, 1)) or None
 
     def why_not(self, job: TraceJob, devices: Iterable[str]) -> str:
         return f"no throughput of that job type on that many GPUs in {Path(self._name).name}"

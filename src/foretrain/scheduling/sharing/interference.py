@@ -11,18 +11,25 @@ from __future__ import annotations
 
 import ast
 import gzip
-import json
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from foretrain.errors import InputError, invalid
-from foretrain.files import read_text
+from foretrain.files import parse_json, read_text
+from foretrain.scheduling.sharing.batches import BatchSizes
 
 Pair = tuple[str, str, str]
 """A device, a kind of job, and the kind beside it."""
+
+_NO_TABLE = (
+    *(OSError, EOFError, zlib.error, ValueError, KeyError, TypeError),
+    *(AttributeError, SyntaxError, IndexError, ZeroDivisionError),
+)
+"""What reading something else than a table raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +93,24 @@ class MannersOfKinds(Interference):
 
 
 class MeasuredPairs(Interference):
-    """By pairs that were measured, else by manners. Beside several others, the slowdowns multiply."""
+    """By pairs that were measured, else by those of other batch sizes of the same model, else by manners.
+    Beside several others, the slowdowns multiply."""
 
     def __init__(self, pairs: Mapping[Pair, float], otherwise: Interference | None = None) -> None:
         bad = next((value for value in pairs.values() if not 0 <= value < math.inf), None)
         if bad is not None:
             raise invalid("pairs", bad, "speeds beside another job over speeds alone, of at least 0")
         self._pairs, self._otherwise = dict(pairs), otherwise or MannersOfKinds({})
+        self._devices = {device for device, _, _ in self._pairs}
+        self._sizes = BatchSizes(kind for _, kind, _ in self._pairs)
+        self._forecast: dict[Pair, float | None] = {}
 
     @classmethod
     def load(cls, path: Path, otherwise: Interference | None = None) -> MeasuredPairs:
         """From Gavel's ``simulation_throughputs.json``: jobs on one GPU each; 0 where two did not fit."""
         try:
             text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else read_text(path)
-            document = json.loads(text)
+            document = parse_json(text)
             pairs = {
                 (device, kind, other): float(rates[partner][0]) / float(rates["null"])
                 for device, entries in document.items()
@@ -110,7 +121,7 @@ class MeasuredPairs(Interference):
                 for other, others_gpus in [ast.literal_eval(partner)]
                 if others_gpus == 1
             }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SyntaxError, IndexError) as error:
+        except _NO_TABLE as error:
             raise InputError(f"{path}: not a table of throughputs with pairs of jobs ({error})") from error
         if not pairs:
             raise InputError(f"{path}: holds no pairs of jobs on one GPU")
@@ -121,9 +132,26 @@ class MeasuredPairs(Interference):
         return self._pairs
 
     def speed(self, device: str, kind: str, others: Sequence[str]) -> float:
-        name = device if any(device == known for known, _, _ in self._pairs) else device.partition("-")[0]
+        name = device if device in self._devices else device.partition("-")[0]
         product = 1.0
         for other in others:
             found = self._pairs.get((name, kind, other))
+            if found is None:
+                found = self._by_other_batches(name, kind, other)
             product *= self._otherwise.speed(device, kind, [other]) if found is None else found
         return product
+
+    def _by_other_batches(self, device: str, kind: str, other: str) -> float | None:
+        """Of a pair that was not measured; both jobs may be of batch sizes that were not."""
+        pair = (device, kind, other)
+        if pair not in self._forecast:
+
+            def beside(one: str) -> float | None:
+                measured = self._pairs.get((device, kind, one))
+                if measured is not None:
+                    return measured
+                return self._sizes.speed(kind, lambda size: self._pairs.get((device, size, one)))
+
+            found = beside(other)
+            self._forecast[pair] = self._sizes.speed(other, beside) if found is None else found
+        return self._forecast[pair]

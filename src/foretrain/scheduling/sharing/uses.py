@@ -12,7 +12,7 @@ from foretrain.files import read_text
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.scheduling.sharing.use import LEAST_BUSY, Use
-from foretrain.scheduling.speeds import placed
+from foretrain.scheduling.speeds import ThroughputTable, placed
 
 _COLUMNS = ("kind", "busy", "kernel_s", "memory_bytes")
 
@@ -34,9 +34,16 @@ def read_uses(path: Path) -> dict[str, Use]:
     return found
 
 
-def forecast_uses(predictor: Predictor, templates: Mapping[str, Job], device: str) -> dict[str, Use]:
-    """Of every template on one GPU of a kind."""
-    return {kind: Use.of(predictor.predict(placed(job, device, (1,)))) for kind, job in templates.items()}
+def forecast_uses(
+    predictor: Predictor, templates: Mapping[str, Job], device: str, table: ThroughputTable | None = None
+) -> dict[str, Use]:
+    """Of every template on one GPU of a kind, at the pace that a table of throughputs has for it alone."""
+    return {
+        kind: Use.of(
+            predictor.predict(placed(job, device, (1,))), None if table is None else table.alone(kind, device)
+        )
+        for kind, job in templates.items()
+    }
 
 
 def driple_uses(predictor: Predictor, templates: Mapping[str, Job], device: str) -> dict[str, Use]:
