@@ -16,6 +16,9 @@ from rich.text import Text
 from foretrain.progress import listening, tell
 from foretrain.units import format_seconds
 
+_BAR = 50
+"""Characters of a bar with its figures, but for what it is of."""
+
 
 def show(*parts: RenderableType) -> None:
     """Print to stdout."""
@@ -32,17 +35,25 @@ def width() -> int:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time left, on stderr, moved by calls with how many are done of how many; nothing without
-    a terminal."""
+    """A bar with the time left and what the block says that it does, on stderr, moved by calls with how many
+    are done of how many; nothing without a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with listening(None), Progress(*columns, console=_console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    words = TextColumn("{task.fields[now]}", "dim")
+    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn())
+    console = _console(stderr=True)
+    room = max(console.width - _BAR - len(what), 0)
+    with Progress(*columns, words, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None, now="")
+        with listening(lambda now, done, total: bar.update(task, now=_counted(now, done, total)[:room])):
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _counted(what: str, done: int | None, total: int | None) -> str:
+    return f"{what}: {done or 0:,} of {total:,}" if total else what
 
 
 @contextlib.contextmanager
@@ -89,13 +100,11 @@ class _Doing:
     def line(self) -> Text:
         """``tracing: 1,240 operators, layer model.layers.12 (4 s)``."""
         now_s = time.monotonic()
-        words = self._what
+        words = _counted(self._what, self._done, self._total)
         spent = [f"{now_s - self._began_s:.0f} s"]
-        if self._total:
-            words += f": {self._done:,} of {self._total:,}"
-            if self._done:
-                left_s = (now_s - self._counted_s) / self._done * (self._total - self._done)
-                spent.append(f"about {format_seconds(round(left_s))} left")
+        if self._done and self._total:
+            left_s = (now_s - self._counted_s) / self._done * (self._total - self._done)
+            spent.append(f"about {format_seconds(round(left_s))} left")
         text = Text(f"{words} ({', '.join(spent)})", style="dim", no_wrap=True, overflow="ellipsis")
         return text
 
