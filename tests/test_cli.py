@@ -481,7 +481,9 @@ def test_catalog(kind: str, name: str, known: str) -> None:
     assert known in ok("catalog", kind, name)
     assert known in json.dumps(json.loads(ok("catalog", kind, "--json")))
     assert json.loads(ok("catalog", kind, name, "--json"))["name"]
-    assert "'nothing'" in fails("catalog", kind, "nothing")
+    said = fails("catalog", kind, "nothing")
+    assert "'nothing'" in said
+    assert ("names of timm and torchvision go to predict" in said) == (kind == "models")
 
 
 # Start-up

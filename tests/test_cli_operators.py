@@ -63,7 +63,8 @@ def test_what_failed_is_tried_again_when_asked(jobs: Path, tmp_path: Path) -> No
     ]
     first = CliRunner().invoke(app, words)
     assert "0 measured, 1 failed" in first.stderr
-    assert f"failures in {tmp_path}/runs.failures.jsonl" in first.stderr
+    assert f"failures in {tmp_path}/runs.failures.jsonl, the last: " in first.stderr
+    assert "mat1 and mat2" in first.stderr
     (tmp_path / "net.py").write_text(MODEL)
     assert (
         "0 left, 1 failed before (--retry-failed tries them again)" in CliRunner().invoke(app, words).stderr

@@ -51,11 +51,11 @@ def kept_in(out: Path) -> AbstractContextManager[None]:
 
 def conclude(summary: Summary, out: Path) -> None:
     """Say what was done, and where it is."""
-    from foretrain.measure.resume import failures_file
+    from foretrain.measure.resume import failures_file, last_failure
 
     say(f"{summary}; in {out}")
     if summary.failed or summary.failed_before:
-        say(f"failures in {failures_file(out)}")
+        say(f"failures in {failures_file(out)}, the last: {last_failure(out)}")
     if summary.failed and not summary.measured:
         raise typer.Exit(1)
 
@@ -227,6 +227,7 @@ def host(
         raise invalid("--seconds", seconds, "a time above 0")
     if out is not None:
         check_target(out)
+    say(f"timing how fast operators are issued, for about {seconds:.0f} s")  # a bar would take time itself
     profile = measure_host(seconds)
     if out is not None:
         profile.save(out)

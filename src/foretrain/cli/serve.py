@@ -18,6 +18,7 @@ _CONNECTIONS = 512
 """At once; more are answered with 503."""
 _PATIENCE_S = 10
 """For requests that are under way, when the server ends."""
+_LEAST_S = 0.1
 _BACKLOG = 1024
 """Connections that wait to be accepted."""
 
@@ -51,9 +52,15 @@ def serve(
         list[Path] | None,
         typer.Option(metavar="FOLDER", help="Models in files here may be named; their code is run."),
     ] = None,
-    forecast_seconds: Annotated[float, typer.Option(help="For a forecast of a known graph.")] = 30.0,
-    capture_seconds: Annotated[float, typer.Option(help="For a forecast that traces its model.")] = 120.0,
-    job_seconds: Annotated[float, typer.Option(help="For a plan, a simulation, a calibration.")] = 3600.0,
+    forecast_seconds: Annotated[
+        float, typer.Option(min=_LEAST_S, help="For a forecast of a known graph.")
+    ] = 30.0,
+    capture_seconds: Annotated[
+        float, typer.Option(min=_LEAST_S, help="For a forecast that traces its model.")
+    ] = 120.0,
+    job_seconds: Annotated[
+        float, typer.Option(min=_LEAST_S, help="For a plan, a simulation, a calibration.")
+    ] = 3600.0,
     memory: Annotated[str, typer.Option(help="Of each worker, such as 8GiB.")] = "8GiB",
     body: Annotated[str, typer.Option(help="Of a request, at most.")] = "1MiB",
     upload: Annotated[str, typer.Option(help="Of runs or a trace in a request, at most.")] = "32MiB",

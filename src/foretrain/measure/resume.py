@@ -81,6 +81,13 @@ def failures_file(out: Path) -> Path:
     return out.with_name(f"{out.name.removesuffix('.jsonl')}.failures.jsonl")
 
 
+def last_failure(out: Path) -> str:
+    """What was wrong the last time that something could not be measured."""
+    path = failures_file(out)
+    errors = [str(line.get("error")) for _, line in read_lines(path)] if path.is_file() else []
+    return errors[-1].partition("\n")[0] if errors else "unknown"
+
+
 def _held(out: Path, key_of: Callable[[Any], str | None]) -> tuple[set[str], set[str]]:
     """Keys of what was measured and of what failed, by the lines of the results and of the failures."""
     measured: set[str] = set()
