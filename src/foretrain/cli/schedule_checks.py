@@ -15,8 +15,6 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "memory_risk": ("predictor",),
     "checkpoint_every": (*_FAILURES, "checkpoint_write"),
     "correlation": ("errors", "residuals"),
-    "truth": ("residuals",),
-    "compare_predictors": ("residuals",),
 }
 """Options that mean something only beside one of these."""
 _SIMULATIONS = ("html", "log", "trace", "by_group", "compare_predictors")
