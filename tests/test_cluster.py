@@ -180,6 +180,14 @@ def test_without_a_node_links_come_from_the_device_and_are_said() -> None:
     assert read(device="v100").assumptions == ()
 
 
+def test_boards_of_amd_have_an_adapter_for_each_device_as_their_nodes_do() -> None:
+    assumed = read(device="mi300x", devices_per_node=8, nodes=8)
+    known = read(node="mi300x-8", nodes=8)
+    assert assumed.inter_node == known.inter_node
+    assert "cluster.inter_node is not given: 3.2 Tb/s roce per node is assumed" in assumed.assumptions
+    assert read(device="mi100", devices_per_node=8, nodes=8).inter_node.kind == "ethernet"
+
+
 def test_optional_bridges_are_not_assumed() -> None:
     assert read(device="rtx-3090", devices_per_node=2).intra_node.kind == "pcie"
     bridged = read(device="rtx-3090", devices_per_node=2, intra_node={"kind": "nvlink-pair"})

@@ -16,9 +16,9 @@ _FABRIC = ("rails", "leaf_nodes", "oversubscription", "sharp")
 """What only a network between nodes has."""
 
 _HDR_BYTES_PER_S, _NDR_BYTES_PER_S = 25e9, 50e9
-"""Of InfiniBand adapters at 200 and 400 Gb/s."""
+"""Of adapters at 200 and 400 Gb/s, as of DGX A100 and H100 (InfiniBand) and MI300X platforms (RoCE)."""
 _NDR_SINCE = 2022
-"""The year of devices from which on NDR is assumed."""
+"""The year of devices from which on 400 Gb/s is assumed."""
 
 _ON_A_BOARD = 8
 """Devices that an NVSwitch board joins, where the catalogue has no larger node of the device."""
@@ -47,10 +47,14 @@ class Link:
 
 
 def usual_network(device: Device, per_node: int) -> LinkSpec:
-    """An InfiniBand adapter for each device that is sold on NVSwitch boards; else nothing in particular."""
+    """An InfiniBand adapter for each device that is sold on NVSwitch boards, RoCE for those on AMD's since;
+    else nothing in particular."""
+    old = device.year is not None and device.year < _NDR_SINCE
+    if device.link == "infinity-fabric" and not old:
+        return LinkSpec(kind="roce", bandwidth=per_node * _NDR_BYTES_PER_S, nics=per_node)
     if device.link != "nvswitch" or device.link_optional:
         return LinkSpec()
-    rate = _HDR_BYTES_PER_S if device.year is not None and device.year < _NDR_SINCE else _NDR_BYTES_PER_S
+    rate = _HDR_BYTES_PER_S if old else _NDR_BYTES_PER_S
     return LinkSpec(kind="infiniband", bandwidth=per_node * rate, nics=per_node)
 
 
