@@ -173,9 +173,9 @@ def test_the_command_prints_the_configurations(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "model.py").write_text("def net(batch): raise RuntimeError('not needed')")
     shown = commands.run("advise", str(path), "--deadline", "2h", "--epochs", "1")
     assert shown.exit_code == 0
-    assert "cpu, 1 cores each" in shown.stdout
+    assert "cpu, 1 core each" in shown.stdout
     assert "data: 64,000 samples an epoch, as in the runs (--samples takes others); 1 epoch" in shown.stderr
-    assert "16 workers on cpu, 1 cores each: beyond the runs in workers: 16, they have 1 to 8" in shown.stderr
+    assert "16 workers on cpu, 1 core each: beyond the runs in workers: 16, they have 1 to 8" in shown.stderr
     told = json.loads(commands.run("advise", str(path), "--deadline", "2h", "--json").stdout)
     assert told["options"][0]["in_time"]
     late = commands.run("advise", str(path), "--deadline", "1ms")

@@ -530,11 +530,11 @@ explain job.json job.toml --predictor ernest -> job.json: ernest: has learned fr
 catalog gpus -> kind: 'gpus' is not one of 'devices', 'nodes', 'hosts', 'models', 'prices'
 catalog devices nope -> devices: 'nope' is not one of foretrain catalog devices
 catalog nodes nope -> nodes: 'nope' is not one of foretrain catalog nodes
-catalog models nope -> models: 'nope' is not one of
+catalog models nope -> models: 'nope' is not a preset (names of timm and torchvision go to predict as they are)
 catalog prices nope -> prices: 'nope' is not one of 106 known names
 catalog devices h100 extra -> Got unexpected extra argument(s) (extra)
 catalog --catalog cat_broken.toml -> cat_broken.toml: not TOML
-evaluate -> Missing argument 'RUNS.jsonl...'
+evaluate -> Missing argument 'RUNS.jsonl'
 evaluate missing.jsonl -> missing.jsonl: cannot be read (No such file or directory)
 evaluate folder.jsonl -> folder.jsonl: cannot be read (Is a directory)
 evaluate empty.jsonl -> empty.jsonl: empty; a runs file has one run per line
@@ -577,7 +577,7 @@ evaluate runs.jsonl --json empty.json/x -> empty.json/x: cannot be written (empt
 evaluate runs.jsonl --catalog missing.toml -> missing.toml: the catalogue cannot be read (No such file or directory)
 fit -> Missing argument 'NAME'
 fit nope runs.jsonl -o out -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
-fit deletepop -o out -> Missing argument 'FILES...'
+fit deletepop -o out -> Missing argument 'FILE'
 fit deletepop missing.jsonl -o out -> missing.jsonl: no such file
 fit deletepop folder.jsonl -o out -> folder.jsonl: is a folder, not a file
 fit deletepop empty.jsonl -o out -> runs: none has a step, phase or busy time that can be learned from; calibration needs at least
@@ -722,7 +722,7 @@ design ops.jsonl --count 1 --operators --measured measured.jsonl -> ops.jsonl: a
 design ops.jsonl --count 1 --operators --measured runs.jsonl -> runs.jsonl: holds runs (foretrain fit and evaluate take them, and measure steps or campaign
 design o_inputs.jsonl --count 1 --operators -> o_inputs.jsonl: row 1 is not an operator with name, inputs, flops and bytes ('int' object is
 design o_shape.jsonl --count 1 --operators -> o_shape.jsonl: row 1 is not an operator with name, inputs, flops and bytes
-measure ops -> Missing argument 'TARGET...'
+measure ops -> Missing argument 'TARGET'
 measure ops ops.jsonl -> Missing option '--out' / '-o'
 measure ops missing.jsonl -o o.jsonl --device cpu -> missing.jsonl: cannot be read (No such file or directory)
 measure ops folder.jsonl -o o.jsonl --device cpu -> folder.jsonl: cannot be read (Is a directory)
@@ -756,7 +756,7 @@ measure ops ops.jsonl -o o.jsonl --device cpu --budget nan -> budget: 'nan' is n
 measure ops job.toml missing.toml -o o.jsonl --collect-only -> missing.toml: cannot be read (No such file or directory)
 measure ops runs.jsonl -o folder.jsonl --collect-only -> folder.jsonl: cannot be written (Is a directory)
 measure ops run_bad_job.jsonl -o o.jsonl --collect-only -> run_bad_job.jsonl:1: training: missing; a job has the sections model, training and cluster
-measure pack -> Missing argument 'FILE...'
+measure pack -> Missing argument 'FILE'
 measure pack measured.jsonl -> Missing option '--out' / '-o'
 measure pack missing.jsonl -o p.parquet -> missing.jsonl: no such file
 measure pack folder.jsonl -o p.parquet -> folder.jsonl: is a folder, not a file
@@ -793,7 +793,7 @@ measure pack measured.jsonl -o folder.parquet --device cpu -> folder.parquet: ca
 measure pack measured.jsonl -o empty.json/p.parquet --device cpu -> empty.json/p.parquet: cannot be written (empty.json is not a directory)
 measure pack measured.jsonl -o p.parquet -> --device: missing; the files do not say what they were measured on
 measure pack measured.jsonl -o p.parquet --device nope -> --device: 'nope' is not one of foretrain catalog devices
-measure steps -> Missing argument 'TARGET...'
+measure steps -> Missing argument 'TARGET'
 measure steps missing.jsonl -o s.jsonl --device cpu -> missing.jsonl: cannot be read (No such file or directory)
 measure steps empty.jsonl -o s.jsonl --device cpu -> empty.jsonl: does not begin with a line of JSON; measure steps takes jobs or runs
 measure steps folder.jsonl -o s.jsonl --device cpu -> folder.jsonl: cannot be read (Is a directory)
@@ -874,7 +874,7 @@ runs show zzz --store runs.jsonl -> id: 'zzz' is not the start of an id (digits 
 runs show "" --store runs.jsonl -> id: '' is not the start of an id (digits and the letters a to f), as `foretrain runs list`
 runs show abc --store runs.jsonl -> id: no run in runs.jsonl has an id that starts with 'abc'
 runs show abc --store missing.jsonl -> missing.jsonl: cannot be read (No such file or directory)
-runs import -> Missing argument 'RUNS.jsonl...'
+runs import -> Missing argument 'RUNS.jsonl'
 runs import missing.jsonl --store a.db -> missing.jsonl: cannot be read (No such file or directory)
 runs import runs.jsonl --store a.jsonl -> --store: 'a.jsonl' is not a database; name a URL such as sqlite:///runs.db, or a .db file
 runs import runs.jsonl --store folder.db -> folder.db: unable to open database file

@@ -15,6 +15,7 @@ from foretrain.errors import ForetrainError, InputError, first_line, unknown
 from foretrain.forecast import Estimate
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
+from foretrain.units import count_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +255,7 @@ def machines(job: Job) -> str:
         return f"{cluster.nodes} x {node.name}"
     if device.is_cpu:
         nodes = f"{cluster.nodes} nodes with " if cluster.nodes > 1 else ""
-        return f"{nodes}{device.name}, {device.cores} cores each"
+        return f"{nodes}{device.name}, {count_of(device.cores, 'core')} each"
     return f"{cluster.nodes} nodes with {device.name}"
 
 

@@ -35,8 +35,8 @@ def entries(kind: str, name: str | None, known: Catalog) -> dict[str, dict[str, 
     if name is None:
         return dict(table)
     if name not in table:
-        preset = "a preset (names of timm and torchvision go to predict as they are);"
-        raise unknown(kind, name, table, preset if kind == "models" else "one of")
+        what = "a preset (names of timm and torchvision go to predict as they are);"
+        raise unknown(kind, name, table, what if kind == "models" else "one of")
     return {name: {"name": name, **table[name]}}
 
 

@@ -111,6 +111,14 @@ def format_count(value: float, unit: str = "") -> str:
     return f"{_three_digits(value)} {unit}".rstrip()
 
 
+def count_of(number: int, what: str) -> str:
+    """
+    >>> count_of(1, "core"), count_of(1200, "core")
+    ('1 core', '1,200 cores')
+    """
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def format_dollars(amount: float) -> str:
     """For people: "$0.42", "$1,234"; less than a cent is "$0.0031"."""
     if 0 < amount < 0.01:

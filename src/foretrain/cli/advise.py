@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def advise(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUNS.jsonl...", help="Measured runs of the training.", show_default=False),
+        typer.Argument(metavar="RUNS.jsonl", help="Measured runs of the training.", show_default=False),
     ],
     *,
     deadline: Annotated[str, typer.Option(help="By when it must end, such as 6h.", show_default=False)],

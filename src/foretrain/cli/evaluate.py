@@ -19,7 +19,7 @@ _TOLD = 5
 
 @registry.command(cls=ScaleOut)
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl...", help="Files of measured runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl", help="Files of measured runs.")],
     predictor: Annotated[
         list[str] | None,
         typer.Option(

@@ -33,7 +33,7 @@ def fit(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILES...",
+            metavar="FILE",
             help="Runs (.jsonl, .jsonl.zst) or operator datasets (.parquet).",
             show_default=False,
         ),

@@ -15,7 +15,7 @@ from foretrain.cli.scale_out import ProcessesOption, hush_ray, one_thread
 
 @registry.command()
 def leaderboard(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl...", help="Files of measured runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl", help="Files of measured runs.")],
     predictor: Annotated[
         list[str] | None,
         typer.Option(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def learn(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUNS.jsonl...]", help="Measured runs.", show_default=False),
+        typer.Argument(metavar="RUNS.jsonl", help="Measured runs.", show_default=False),
     ] = None,
     *,
     store: Annotated[

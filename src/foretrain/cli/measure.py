@@ -65,7 +65,7 @@ def conclude(summary: Summary, out: Path) -> None:
 Targets = Annotated[
     list[str],
     typer.Argument(
-        metavar="TARGET...",
+        metavar="TARGET",
         help="Files of runs or jobs (.jsonl), job files, captured graphs, or models by name.",
     ),
 ]
@@ -113,7 +113,7 @@ def pack(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...", help="What measure ops wrote (.jsonl, .jsonl.gz).", show_default=False
+            metavar="FILE", help="What measure ops wrote (.jsonl, .jsonl.gz).", show_default=False
         ),
     ],
     *,

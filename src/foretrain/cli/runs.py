@@ -110,7 +110,7 @@ def show_(
 def import_(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="RUNS.jsonl...", help="Files of measured runs.", show_default=False),
+        typer.Argument(metavar="RUNS.jsonl", help="Files of measured runs.", show_default=False),
     ],
     store: StoreOption = None,
     strict: Annotated[

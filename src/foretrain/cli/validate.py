@@ -19,7 +19,7 @@ from foretrain.cli.scale_out import ProcessesOption, hush_ray, one_thread
 def validate(
     tables: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TABLE]...", help="Names of tables; all, where none is given."),
+        typer.Argument(metavar="TABLE", help="Names of tables; all, where none is given."),
     ] = None,
     predictor: Annotated[
         str | None, typer.Option(help=PREDICTOR_HELP, autocompletion=completion.predictor_names)
