@@ -175,7 +175,7 @@ JobID|User|Account|Submit|Start|End|State|Timelimit|ElapsedRaw|AllocTRES|ReqTRES
     ("format", "text", "told"),
     [
         ("sacct", "a,b\n1,2\n", "not the text of sacct --parsable2 with JobID, Submit, State (has no JobID)"),
-        ("tiresias", "job_id,num_gpu\n1,2\n", "has no column duration, which the format tiresias needs"),
+        ("tiresias", "duration,num_gpu\n1,2\n", "has no column job_id, which the format tiresias needs"),
         ("philly", "timestamp,duration,num_gpus\n0,2,1\n", "has no column cluster, which the format philly"),
         ("kubernetes", "a,b\n", "not the JSON of kubectl get -o json"),
         ("kubernetes", '{"items": ' + "[" * 100_000, "not the JSON of kubectl get -o json (it is nested too"),

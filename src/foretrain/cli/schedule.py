@@ -192,7 +192,6 @@ def schedule(
     """Simulate a cluster under scheduling policies, with predictions in the loop."""
     given = {**locals(), "trace": perfetto}
     given |= {"placement topology": placement == "topology", "cluster with slices": "@" in cluster}
-    refuse_what_changes_nothing(given)
     hush_ray()
     one_thread()
     from foretrain.cli.schedule_answers import answer_buy, answer_search, answer_when
@@ -245,6 +244,7 @@ def schedule(
             "failures": _failures(job_mtbf, node_mtbf, repair or "1h", outages),
         },
     )  # fmt: skip
+    refuse_what_changes_nothing(given)
     jobs, asked = (jobs, None) if when is None else with_job(jobs, when)
     jobs = runnable(with_devices_of(jobs, scenarios[0].machines), *scenarios, needed=asked)
     check_failures(jobs, scenarios[0])

@@ -22,11 +22,10 @@ __all__ = ["FORMATS", "read_trace", "write_trace"]
 
 def _with_heading(name: str) -> Callable[[Sequence[str], MalformedLines], list[TraceJob]]:
     def read(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob]:
-        needed, job_of = tables.HEADINGS[name]
-        missing = sorted(needed - set(next(csv.reader(lines), [])))
-        if missing:
-            raise InputError(f"has no column {missing[0]}, which the format {name} needs")
-        return read_rows(dictionaries(lines), job_of, malformed)
+        try:
+            return read_rows(dictionaries(lines), tables.HEADINGS[name][1], malformed)
+        except KeyError as error:
+            raise InputError(f"has no column {error.args[0]}, which the format {name} needs") from error
 
     return read
 
