@@ -255,13 +255,15 @@ class MemTracker(Peer):
         import torch
         from torch.distributed._tools.mem_tracker import MemTracker as Tracker
 
+        from foretrain.capture.tracing.constants import tensors_in
+
         peaks: list[int] = []
 
         @contextlib.contextmanager
         def watch(module: Any, inputs: Any, state: list[Any]) -> Iterator[None]:
             tracker = Tracker()
             tracker.memory_tracking = {}  # type: ignore[assignment]  # its own has weak keys and takes minutes
-            tracker.track_external(module, inputs, state)
+            tracker.track_external(module, *tensors_in(inputs), *state)
             with mock.patch("torch.distributed._tools.mem_tracker.deepcopy", _copied), tracker:
                 yield
             peaks.append(tracker.get_tracker_snapshot("peak")[torch.device("meta")]["Total"])
