@@ -113,6 +113,11 @@ def test_cluster_sizes_after_ernest() -> None:
     assert {1, 16} <= {row["machines"] for row in document["rows"]}
 
 
+def test_too_few_measurements_for_the_model_are_pointed_out() -> None:
+    assert "determines 2 of 4 coefficients" in run("--cluster", "1,2,4,8", "--count", 2).stdout
+    assert "determines 4 coefficients" in run("--cluster", "1,2,4,8", "--count", 6).stdout
+
+
 def test_the_model_can_be_told(table: Path) -> None:
     document = json.loads(
         run(table, "--count", 6, "--features", "width,batch", "--log", "--quadratic", "--json").stdout

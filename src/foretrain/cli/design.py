@@ -391,11 +391,12 @@ def _report(chosen: Design, found: _Choices, gain: Gain, first: int = 10) -> lis
     ]
     more = [f"... and {len(rows) - first:,} more (--out writes them all)"] if len(rows) > first else []
     cost = f", {format_seconds(chosen.cost_s)} in all" if priced else ""
+    known = f"{chosen.determined} of " if chosen.determined < len(candidates.names) else ""
     return [
         table(headings, cells, right=headings),
         *more,
         f"chosen    {len(rows):,} of {len(candidates.cost_s):,} "
-        f"candidates{cost} ({chosen.method}, {len(candidates.names)} coefficients)",
+        f"candidates{cost} ({chosen.method}, determines {known}{len(candidates.names)} coefficients)",
         *_gain(chosen, gain),
     ]
 
