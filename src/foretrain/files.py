@@ -83,15 +83,20 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write beside the target, then move into place; folders are made as needed."""
+    """Write beside the target, then move into place; folders are made as needed. Into a device, a pipe or
+    what a link leads to is written directly: moved over, they would be gone."""
+    content = content.encode() if isinstance(content, str) else content
     try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except OSError as error:
