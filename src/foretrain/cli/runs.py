@@ -28,12 +28,13 @@ runs = typer.Typer(
 )
 registry.add_typer(runs, name="runs")
 
+_DEFAULT = "[default: $FORETRAIN_STORE, else your data folder]"
 StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
         metavar="URL|FILE",
-        help="A database or a .jsonl file. [default: $FORETRAIN_STORE, else your data folder]",
+        help=f"A database or a .jsonl file. {_DEFAULT}",
     ),
 ]
 
@@ -112,7 +113,9 @@ def import_(
         list[Path],
         typer.Argument(metavar="RUNS.jsonl", help="Files of measured runs.", show_default=False),
     ],
-    store: StoreOption = None,
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="URL|FILE", help=f"A database. {_DEFAULT}")
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="All or nothing: a line that is not a run stops it.")
     ] = False,
