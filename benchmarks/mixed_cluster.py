@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,14 @@ def quota(share: float) -> Iterator[Path]:
         group.rmdir()
 
 
-def work(rank: int, namespace: str, group: Path | None, how: argparse.Namespace, results: Any) -> None:
-    """One worker: in its namespace, on its core, with its share."""
+def work(rank: int, namespace: str, group: Path, how: argparse.Namespace, results: Any) -> None:
+    """One worker: in its namespace, on its core, the second with its share."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     enter(namespace)
     os.sched_setaffinity(0, {rank})
-    if group is not None:
+    if rank:
         (group / "cgroup.procs").write_text(str(os.getpid()))
     os.environ |= {"GLOO_SOCKET_IFNAME": INTERFACE, "MASTER_ADDR": "10.213.0.1", "MASTER_PORT": "29517"}
     torch.set_num_threads(1)
@@ -113,17 +113,25 @@ def work(rank: int, namespace: str, group: Path | None, how: argparse.Namespace,
 
 
 def measure(how: argparse.Namespace) -> list[dict[str, Any]]:
+    with quota(how.share) as group:
+        return of_two_workers(work, group, how)  # type: ignore[no-any-return]
+
+
+def of_two_workers(work: Callable[..., None], *args: Any) -> Any:
+    """What one of two workers, in namespaces of their own, puts into the queue that each is given: ``work``
+    takes its rank, the namespace, ``args`` (the last of which has the rate and the timeout) and the queue."""
+    how = args[-1]
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    with quota(how.share) as group, Fabric(2, link_rate(how.rate)) as fabric:
+    with Fabric(2, link_rate(how.rate)) as fabric:
         workers = [
-            context.Process(target=work, args=(rank, name, group if rank else None, how, results))
+            context.Process(target=work, args=(rank, name, *args, results))
             for rank, name in enumerate(fabric.namespaces)
         ]
         for worker in workers:
             worker.start()
         try:
-            return results.get(timeout=how.timeout)  # type: ignore[no-any-return]
+            return results.get(timeout=how.timeout)
         finally:
             for worker in workers:
                 worker.join(10)

@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from foretrain.measure.store import Store
-from servers import Server, nets_in, serving, start, write_until_it_dies
+from servers import Server, models_in, nets_in, serving, start, write_until_it_dies
 from test_serve import malformed
 
 _PROCESSES = "2"
@@ -182,10 +182,7 @@ def overload(seconds: float) -> None:
 
 def malformed_bodies(count: int) -> None:
     with tempfile.TemporaryDirectory() as name:
-        folder = nets_in(Path(name) / "models")
-        from made_up import one_product
-
-        one_product().save(folder / "product.json.zst")
+        folder = models_in(Path(name) / "models")
         words = ("--processes", _PROCESSES, "--allow", str(folder))
         with serving(str(Path(name) / "runs.db"), *words) as server:
             draw, statuses = random.Random(23), collections.Counter[int]()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import tempfile
@@ -28,9 +27,9 @@ import torch
 from foretrain.capture.sources.zoo import quiet_zoo_import
 from foretrain.catalog import Catalog
 from foretrain.job import Job
-from foretrain.measure.links import INTERFACE, Fabric, enter, link_rate
+from foretrain.measure.links import INTERFACE, enter, link_rate
 from foretrain.predictors import get
-from mixed_cluster import ENTRY
+from mixed_cluster import ENTRY, of_two_workers
 
 BATCH, SEQUENCE = 2, 128
 CONFIG = {
@@ -136,23 +135,7 @@ def _sent_bytes() -> int:
 
 
 def measure(how: argparse.Namespace) -> dict[str, list[list[float]]]:
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    with Fabric(2, link_rate(how.rate)) as fabric:
-        workers = [
-            context.Process(target=work, args=(rank, name, how, results))
-            for rank, name in enumerate(fabric.namespaces)
-        ]
-        for worker in workers:
-            worker.start()
-        try:
-            return results.get(timeout=how.timeout)  # type: ignore[no-any-return]
-        finally:
-            for worker in workers:
-                worker.join(10)
-                if worker.is_alive():
-                    worker.kill()
-                    worker.join()
+    return of_two_workers(work, how)  # type: ignore[no-any-return]
 
 
 # What is forecast

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from made_up import one_product
+
 PATIENCE_S = 120.0
 LINEAR = {"source": "python", "name": "nets.py:linear"}
 NETS = """
@@ -157,4 +159,10 @@ def nets_in(folder: Path) -> Path:
     """A folder with models in a file."""
     folder.mkdir(exist_ok=True)
     (folder / "nets.py").write_text(NETS)
+    return folder
+
+
+def models_in(folder: Path) -> Path:
+    """The same with a graph beside them."""
+    one_product().save(nets_in(folder) / "product.json.zst")
     return folder

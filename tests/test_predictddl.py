@@ -282,30 +282,28 @@ def test_an_unknown_dataset_type_is_forecast_by_what_the_others_share_and_named(
     assert width(other) > 1.5 * width(known)
 
 
-def test_another_kind_of_device_is_refused(fitted: PredictDDLPredictor, folder: Path) -> None:
-    with pytest.raises(
-        UnsupportedJob,
-        match=r"^cluster.device: 'h200-sxm-141gb'; predictddl learned from cpu; train one: foretrain fit",
-    ):
-        fitted.predict(job(folder, device="h200-sxm-141gb"))
-
-
-def test_inference_is_refused_by_what_learned_from_training(
-    fitted: PredictDDLPredictor, folder: Path
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"device": "h200-sxm-141gb"},
+            "cluster.device: 'h200-sxm-141gb'; predictddl learned from cpu; train one: foretrain fit",
+        ),
+        (
+            {"mode": "infer"},
+            "training.mode: 'infer'; the predictor of cifar10 on cpu learned from train; train one",
+        ),
+        (
+            {"adapter": "lora:4"},
+            "training.adapter: 'lora 4'; the predictor of cifar10 on cpu learned from runs without; train one",
+        ),
+    ],
+)
+def test_what_was_not_learned_from_is_refused(
+    fitted: PredictDDLPredictor, folder: Path, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(
-        UnsupportedJob,
-        match=r"^training.mode: 'infer'; the predictor of cifar10 on cpu learned from train; train one",
-    ):
-        fitted.predict(job(folder, mode="infer"))
-
-
-def test_adapters_are_refused_by_what_learned_without(fitted: PredictDDLPredictor, folder: Path) -> None:
-    with pytest.raises(
-        UnsupportedJob,
-        match=r"^training.adapter: 'lora 4'; the predictor of cifar10 on cpu learned from runs without; train one",
-    ):
-        fitted.predict(job(folder, adapter="lora:4"))
+    with pytest.raises(UnsupportedJob, match=f"^{message}"):
+        fitted.predict(job(folder, **settings))
 
 
 def test_a_setting_that_no_run_had_widens_the_interval_and_is_named(

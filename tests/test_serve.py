@@ -13,8 +13,7 @@ import pytest
 
 from commands import fails
 from foretrain.api import predict
-from made_up import one_product
-from servers import LINEAR, Server, nets_in, run_of, serving
+from servers import LINEAR, Server, models_in, run_of, serving
 from test_ernest import runs as ernest_runs
 
 TOKEN = "a-token-of-the-tests"
@@ -28,9 +27,7 @@ GRAPH_JOB: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = nets_in(tmp_path_factory.mktemp("models"))
-    one_product().save(folder / "product.json.zst")
-    return folder
+    return models_in(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

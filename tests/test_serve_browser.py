@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from browsing import Browser
-from made_up import one_product
-from servers import PATIENCE_S, Server, nets_in, run_of, serving
+from servers import PATIENCE_S, Server, models_in, run_of, serving
 
 TOKEN = "a-token-of-the-page"
 TABS = ("explore", "compare", "plan", "schedule", "leaderboard", "runs")
@@ -21,9 +20,7 @@ CONFIG = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = nets_in(tmp_path_factory.mktemp("models"))
-    one_product().save(folder / "product.json.zst")
-    return folder
+    return models_in(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

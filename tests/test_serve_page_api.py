@@ -13,8 +13,7 @@ from foretrain.errors import InputError
 from foretrain.recent import Recent
 from foretrain.serve.requests import ExplainRequest, LeaderboardRequest, PredictRequest
 from foretrain.serve.work import config_tables
-from made_up import one_product
-from servers import Server, nets_in, run_of, serving
+from servers import Server, models_in, run_of, serving
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "max_position_embeddings": 512,
@@ -24,9 +23,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = nets_in(tmp_path_factory.mktemp("models"))
-    one_product().save(folder / "product.json.zst")
-    return folder
+    return models_in(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
