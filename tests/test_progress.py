@@ -94,3 +94,12 @@ def test_a_terminal_shows_what_is_done_and_the_time_left(monkeypatch: pytest.Mon
     assert "trials of xgboost: 2 of 8 (0 s, about 0 s left)" in shown
     assert "beside a bar" in shown
     assert not is_heard()
+
+
+def test_a_narrow_terminal_costs_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    screen.show("x" * 50)
+    assert "x" * 50 in terminal.getvalue()
+    assert screen.width() == 60

@@ -16,6 +16,8 @@ from rich.text import Text
 from foretrain.progress import listening, tell
 from foretrain.units import format_seconds
 
+_LEAST_WIDTH = 60
+"""Of tables: below it cells would be cut, so that a narrower terminal wraps them itself."""
 _BAR = 50
 """Characters of a bar with its figures, but for what it is of."""
 
@@ -123,4 +125,9 @@ def _is_file(stream: TextIO) -> bool:
 
 def _console(*, stderr: bool = False) -> Console:
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, width=None if terminal else 100, highlight=False, markup=False, emoji=False)
+    console = Console(
+        stderr=stderr, width=None if terminal else 100, highlight=False, markup=False, emoji=False
+    )
+    if console.width < _LEAST_WIDTH and not stderr:
+        console.width = _LEAST_WIDTH
+    return console
