@@ -1,7 +1,7 @@
 """Measures epochs on a Ray cluster of four nodes on one machine, joined by links whose rate is varied.
 
     python benchmarks/ray_nodes.py --out runs.jsonl [--budget 520] [--cells 20] [--repeats 3] [--quick]
-    python benchmarks/ray_nodes.py --out runs.jsonl --core 0.1 --longest 40 --budget 5400    # on two cores
+    python benchmarks/ray_nodes.py --out runs.jsonl --core 0.05 --on 1 --longest 40 --budget 3300
 
 Each node is a Ray node (``ray start``) of four cores of the machine in a network namespace of its own; its
 link is limited by a token bucket (root, ip and tc; where there are none, nodes are not apart and no link is
@@ -10,9 +10,10 @@ spread over as few nodes as hold them at the same number each. Cells (models, wo
 the data) are drawn so that values occur alike, and all are measured once before any is measured again, each
 time in another order, one at a time. With ``--quick`` two nodes, few cells and short ones, to see it work.
 
-Where the machine has no sixteen cores, ``--core 0.1`` makes cores of a tenth of a real one: the processes
-of a worker share a quota of the kernel's scheduler, as a container with a limit on its CPUs does. Links are
-slower by as much, and epochs longer.
+Where the machine has no sixteen cores, ``--core 0.05`` makes cores of a twentieth of a real one: the threads
+of a worker share a quota of the kernel's scheduler, as a container with a limit on its CPUs does. Batches are
+then a quarter as large, links slower and epochs longer. With ``--on 1`` all workers stay on that real core,
+before anything else that the scheduler puts there, and Ray's own processes stay off it.
 """
 
 from __future__ import annotations
@@ -44,11 +45,17 @@ FILE = "ray_nodes_models.py"
 DATA = Path(__file__).resolve().parents[1] / "data"
 LINKS_BYTES_PER_S = tuple(map(link_rate, ("500Mbit", "1Gbit", "2Gbit", "10Gbit")))
 """Of nodes with whole cores."""
+SLOW_LINKS_BYTES_PER_S = tuple(map(link_rate, ("2Gbit", "4Gbit", "8Gbit", "20Gbit")))
+"""Of nodes with parts of cores, times that part: smaller batches leave less computing to each exchange."""
+SLOW_PART = 4
+"""By which batches are smaller with parts of cores, so that warm-up steps do not take most of the time."""
 WHOLE = Protocol(seconds=0.3, min_steps=5, epoch_limit_s=40.0, points=20)
-SLOW = Protocol(seconds=1.5, min_steps=4, epoch_limit_s=120.0, points=20)
+SLOW = Protocol(seconds=1.0, min_steps=3, epoch_limit_s=120.0, points=20)
 QUOTAS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 20_000
 """In which a quota is given out: short beside a step, long beside a tick of the scheduler (4 ms)."""
+SHARES = 2**18
+"""Weight of a group with a quota; of any other process 1024."""
 LOG = sys.stderr
 
 
@@ -109,15 +116,21 @@ class Point:
         return next(n for n in (4, 3, 2, 1) if self.workers % n == 0)
 
     @property
+    def batch(self) -> int:
+        """Of a worker."""
+        return MODELS[self.name].batch // (SLOW_PART if self.core < 1 else 1)
+
+    @property
     def samples(self) -> int:
-        return self.batches * MODELS[self.name].batch
+        return self.batches * self.batch
 
     def seconds(self) -> float:
         """About how long an epoch lasts."""
         known, each = MODELS[self.name], self.workers // self.nodes
-        step_s = known.step_s / self.cores**0.6 / self.core
-        if self.workers > 1:
-            step_s += 0.003 * self.workers / self.core
+        step_s, each_s = known.step_s / self.cores**0.6, 0.003 if self.workers > 1 else 0.0
+        if self.core < 1:  # as first tries took
+            step_s, each_s = 0.7 * known.step_s / self.cores**0.9 / self.core, 0.4 * each_s / self.core
+        step_s += each_s * self.workers
         if self.link is not None:
             step_s += 1.5 * known.megabytes * 1e6 * min(each, 2) / link_rate(self.link)
         return float(self.batches / self.workers * step_s)
@@ -129,7 +142,7 @@ class Point:
             network = {"kind": "ethernet", "bandwidth": link_rate(self.link)}
             inside = {"devices_per_node": self.workers // self.nodes, "nodes": self.nodes}
             inside |= {"inter_node": network}  # type: ignore[dict-item]
-        training = {**known.training, "global_batch": known.batch * self.workers, "samples": self.samples}
+        training = {**known.training, "global_batch": self.batch * self.workers, "samples": self.samples}
         data = {
             "model": known.model,
             "training": training,
@@ -144,7 +157,8 @@ def points(
 ) -> list[Point]:
     """``count`` cells of each model in which values occur about alike."""
     drawn, chosen = random.Random(seed), []
-    links = [link_text(core * rate) for rate in LINKS_BYTES_PER_S]
+    rates = LINKS_BYTES_PER_S if core == 1 else SLOW_LINKS_BYTES_PER_S
+    links = [link_text(core * rate) for rate in rates]
     for name in MODELS:
         every = [
             Point(name=name, workers=workers, cores=cores, link=link, batches=batches, core=core)
@@ -182,8 +196,11 @@ def points(
 class Cluster:
     """A head and nodes in the ``with`` block, each node in a namespace of its own where that can be."""
 
-    def __init__(self, nodes: int, cores: int, folder: Path, core: float = 1.0) -> None:
+    def __init__(
+        self, nodes: int, cores: int, folder: Path, core: float = 1.0, on: Sequence[int] = ()
+    ) -> None:
         self.nodes, self.cores, self._folder, self._core = nodes, cores, folder, core
+        self._others = sorted(os.sched_getaffinity(0) - set(on)) or list(on)
         self.fabric: Fabric | None = None
         self._begun: list[subprocess.Popen[bytes]] = []
         self._undone = contextlib.ExitStack()
@@ -201,7 +218,7 @@ class Cluster:
             say(f"no limited links: {error}")
         try:
             head = ["--head", f"--port={PORT}", f"--node-ip-address={host}", "--num-cpus=0"]
-            self._start("head", [*head, "--include-dashboard=false"], lambda: None)
+            self._start("head", [*head, "--include-dashboard=false"], self._enter(None))
             wait(lambda: answers(host), 60, "the head")
             time.sleep(2)
             ray.init(
@@ -237,15 +254,16 @@ class Cluster:
         if self.fabric is not None and link is not None:
             self.fabric.limit(link_rate(link))
 
-    def _enter(self, index: int) -> Callable[[], None]:
-        """What a node's process does before Ray: goes to its cores and its namespace."""
-        available = sorted(os.sched_getaffinity(0))
-        mine = {available[(index * self.cores + i) % len(available)] for i in range(self.cores)}
+    def _enter(self, index: int | None) -> Callable[[], None]:
+        """What a node's process does before Ray: goes to its cores and its namespace; the head has none."""
+        node_cores = set(self._others)
+        if self._core == 1 and index is not None:
+            first, count = index * self.cores, len(self._others)
+            node_cores = {self._others[(first + i) % count] for i in range(self.cores)}
 
         def before() -> None:
-            if self._core == 1:
-                os.sched_setaffinity(0, mine)
-            if self.fabric is not None:
+            os.sched_setaffinity(0, node_cores)
+            if self.fabric is not None and index is not None:
                 enter(self.fabric.namespaces[index])
 
         return before
@@ -285,15 +303,14 @@ def wait(ready: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 @contextlib.contextmanager
-def quota(name: str, cores: float) -> Iterator[Path]:
-    """A group of processes that get so much of the machine's cores together, in the ``with`` block."""
+def weighted(name: str) -> Iterator[Path]:
+    """A group of processes that come before others, in the ``with`` block."""
     if not (QUOTAS / "cpu.cfs_quota_us").exists():
         raise InputError(f"core: there are no quotas of processors in {QUOTAS} (cgroup, version 1)")
     group = QUOTAS / name
     group.mkdir(exist_ok=True)
     try:
-        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (group / "cpu.cfs_quota_us").write_text(str(round(cores * PERIOD_US)))
+        (group / "cpu.shares").write_text(str(SHARES))
         yield group
     finally:
         for _ in range(100):  # it can go when its processes have gone
@@ -303,17 +320,25 @@ def quota(name: str, cores: float) -> Iterator[Path]:
             time.sleep(0.1)
 
 
+def limit(group: Path, cores: float) -> None:
+    """Let the processes of a group have so much of the machine's cores together."""
+    (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+    (group / "cpu.cfs_quota_us").write_text(str(round(cores * PERIOD_US)))
+
+
 class Worker:
     """An actor: stays on its cores, or within the quota of its group, and takes part in one cell after the
     other."""
 
-    def __init__(self, first: int, cores: int, group: str | None) -> None:
+    def __init__(self, first: int, cores: int, group: str | None, on: Sequence[int] = ()) -> None:
         os.environ["OMP_NUM_THREADS"] = str(cores)
-        available = sorted(os.sched_getaffinity(0))
+        available = sorted(on or os.sched_getaffinity(0))
         self._cores = sorted({available[(first + i) % len(available)] for i in range(cores)})
-        for thread in Path("/proc/self/task").iterdir() if group is None else ():
+        if group is not None:
+            (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
+        for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(int(thread.name), self._cores)
+                os.sched_setaffinity(int(thread.name), self._cores if group is None else available)
         import torch
 
         import foretrain.measure.models
@@ -322,8 +347,6 @@ class Worker:
 
         torch.set_num_threads(cores)
         import_zoo("torchvision")
-        if group is not None:
-            (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
 
     def ready(self) -> list[int]:
         return self._cores
@@ -348,21 +371,29 @@ Actors = dict[tuple[int, int, int], Any]
 
 
 def actors(
-    nodes: int, node_cores: int, sizes: Sequence[int], core: float, groups: contextlib.ExitStack
+    nodes: int,
+    node_cores: int,
+    sizes: Sequence[int],
+    core: float,
+    groups: contextlib.ExitStack,
+    on: Sequence[int] = (),
 ) -> Actors:
     """By node, cores and place among those of their size; each has imported torch."""
     import ray
 
-    remote, made = ray.remote(Worker), {}
+    remote, made, quotas = ray.remote(Worker), {}, {}
     for node, cores in itertools.product(range(nodes), sizes):
         for place in range(node_cores // cores):
             needs = {"num_cpus": cores, "resources": {f"node{node}": 0.01}}
             group = None
             if core < 1:
                 name = f"foretrain-{os.getpid()}-{node}-{cores}-{place}"
-                group = str(groups.enter_context(quota(name, cores * core)))
-            made[node, cores, place] = remote.options(**needs).remote(place * cores, cores, group)
-    pinned = ray.get([actor.ready.remote() for actor in made.values()], timeout=180)
+                group = str(path := groups.enter_context(weighted(name)))
+                quotas[path] = cores * core
+            made[node, cores, place] = remote.options(**needs).remote(place * cores, cores, group, on)
+    pinned = ray.get([actor.ready.remote() for actor in made.values()], timeout=400)
+    for path, share in quotas.items():
+        limit(path, share)
     say(f"{len(made)} actors on cores {dict(zip(made, pinned, strict=True))}")
     return made
 
@@ -431,6 +462,10 @@ def say(text: str) -> None:
     print(f"{time.monotonic() - BEGUN:7.1f} s  {text}", file=LOG, flush=True)
 
 
+def cpus(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
+
+
 BEGUN = time.monotonic()
 
 
@@ -445,6 +480,7 @@ def main() -> int:
         "--longest", type=float, default=6.0, help="seconds that an epoch may be expected to last"
     )
     parser.add_argument("--core", type=float, default=1.0, help="what a core is of a real one, at most 1")
+    parser.add_argument("--on", type=cpus, default=(), help="real cores of the workers, with commas")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--plan", action="store_true", help="print the cells and the time they may take")
     parser.add_argument("--quick", action="store_true")
@@ -464,11 +500,11 @@ def main() -> int:
     failed = 0
     with (
         contextlib.ExitStack() as groups,
-        Cluster(nodes, node_cores, folder, core) as cluster,
+        Cluster(nodes, node_cores, folder, core, options.on) as cluster,
         options.out.open("a") as out,
     ):
         sizes = sorted({point.cores for point in chosen})
-        made = actors(nodes, node_cores, sizes, core, groups)
+        made = actors(nodes, node_cores, sizes, core, groups, options.on)
         times_s: dict[Point, float] = {}
         cells_in_turn = passes(chosen, options.repeats, options.seed, times_s, options.budget)
         for order, (repeat, point) in enumerate(cells_in_turn):
