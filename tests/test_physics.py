@@ -189,6 +189,11 @@ def test_a_share_is_at_most_all(name: str, graph_file: Path) -> None:
         Says(**{name: around(1.2)}).predict(job(graph_file))
 
 
+def test_power_is_at_most_that_of_the_board(graph_file: Path) -> None:
+    cut = Says(power_w=around(500.0)).predict(job(graph_file)).quantities["power_w"]
+    assert (cut.median, cut.high, cut.high_95) == (500.0, 700.0, 700.0)
+
+
 def resnet(**training: Any) -> Job:
     return Job.read({
         "model": {"source": "torchvision", "name": "resnet18"},

@@ -81,6 +81,10 @@ def limits(job: Job, graph: OpGraph | None, dealt: Sequence[Stage] | None = None
         yield from (Limit(quantity=name, value=size, least=True, why=why) for name in _MEMORY)
     for name in _SHARES:
         yield Limit(quantity=name, value=1.0, least=False, why="it is a share")
+    powers_w = [group.device.tdp_w for group in job.cluster.groups if group.device.tdp_w]
+    if len(powers_w) == len(job.cluster.groups):
+        why = f"a device takes at most {max(powers_w):g} W"
+        yield Limit(quantity="power_w", value=max(powers_w), least=False, why=why)
     if job.cluster.world_size > 1 or job.plan.servers:
         rate = link_bytes_per_s(job)
         why = f"the links of a rank carry {format_count(rate, 'B/s')}"
