@@ -129,7 +129,7 @@ def test_logs_traces_and_the_page(tmp_path: Path) -> None:
         (["--memory-risk", "0.1"], "--memory-risk: changes nothing without --predictor"),
         (["--checkpoint-every", "1h"], "--checkpoint-every: changes nothing without --job-mtbf or"),
         (["--correlation", "user=0.1"], "--correlation: changes nothing without --errors or --residuals"),
-        (["--uses", "driple"], "--uses: changes nothing without --pairs or --cluster with slices"),
+        (["--uses", "driple"], "--uses: driple needs --predictor and --templates"),
         (["--when", "gpus=1,time=1h", "--buy", "8xv100"], "--buy: cannot be honoured together with --when"),
         (["--when", "gpus=1,time=1h", "--seeds", "2"], "--seeds: cannot be honoured together with --when"),
         (["--search", "2", "--html", "x.html"], "--html: cannot be honoured together with --search"),

@@ -132,7 +132,9 @@ def _sizes(base: Job, runs: Sequence[Run]) -> list[int]:
 def _most_samples(base: Job, runs: Sequence[Run]) -> int:
     sizes = _sizes(base, runs)
     if not sizes:
-        raise InputError("samples: missing; the runs do not say how many samples an epoch has")
+        raise InputError(
+            "samples: missing; the runs do not say how many samples an epoch has: give --samples"
+        )
     return sizes[-1]
 
 

@@ -277,7 +277,6 @@ def schedule(
             ray=ray,
             done=lambda count: advance(count, len(scenarios)),
         )
-    _write(outcomes, jobs, html, log, perfetto)
     if as_json:
         from foretrain.report import dump
         from foretrain.scheduling.summary import document
@@ -287,6 +286,7 @@ def schedule(
         show(*_report(jobs, outcomes, by_group))
         if compare_predictors:
             show(*worth_tables(outcomes))
+    _write(outcomes, jobs, html, log, perfetto)
 
 
 # What to simulate
