@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,12 +194,11 @@ def test_forecasts_are_compared_with_uploaded_runs(guarded: Server, folder: Path
     model = {**GRAPH_JOB["model"], "name": str(folder / "product.json.zst")}
     run = {"job": {**GRAPH_JOB, "model": model}, "measured": {"step_time_s": 0.001}, "provenance": {}}
     assert guarded.add(run, **AUTHORISED).status == 201
-    for _ in range(100):
-        text = guarded.ask("GET", "/metrics").body.decode()
-        if 'foretrain_forecast_ratio_count{quantity="step_time_s",predictor="deletepop"}' in text:
-            return
-        guarded.ask("GET", "/ready")
-    raise AssertionError(text)
+    line = 'foretrain_forecast_ratio_count{quantity="step_time_s",predictor="deletepop"}'
+    until_s = time.monotonic() + 300
+    while line not in (text := guarded.ask("GET", "/metrics").body.decode()):
+        assert time.monotonic() < until_s, text
+        time.sleep(0.1)
 
 
 # Whom it refuses

@@ -73,10 +73,13 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             raise invalid(where, value, "a table of keys and values")
         item = get_args(hint)[1] if get_args(hint) else Any
         return {str(key): convert(inner, item, f"{where}.{key}") for key, inner in value.items()}
-    if hint in (int, float) and isinstance(value, int) and abs(value) > _MOST:
+    if hint is int and isinstance(value, int) and abs(value) > _MOST:
         raise invalid(where, value, "a number of at most 2^63")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise invalid(where, value, "a number of at most 1.8e308") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise invalid(where, value, _NAMES.get(hint, hint.__name__))
     return value
