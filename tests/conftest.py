@@ -14,6 +14,8 @@ from hypothesis import settings
 
 # Tests that run in parallel share the cores; numpy and torch, which read it, are not loaded yet.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray's workers give way to all others by default, so that beside other tests theirs would hardly go on.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # Tests start hundreds of processes, and each would compile the package anew where nobody writes bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

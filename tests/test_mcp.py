@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,9 @@ def served(*options: str) -> Iterator[Call]:
     """Calls of tools on a server that was started with these options."""
     words = ["-m", "foretrain.cli", "mcp", *options]
     transport = stdio_client(StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ)))
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(Client(transport)) as client:
+    with ExitStack() as stack:
+        portal = stack.enter_context(start_blocking_portal())
+        client = stack.enter_context(portal.wrap_async_context_manager(Client(transport)))
 
         def call(name: str, /, **arguments: Any) -> Any:
             return portal.call(client.call_tool, name, arguments)
@@ -53,6 +57,11 @@ def served(*options: str) -> Iterator[Call]:
         call.tools = portal.call(client.list_tools).tools  # type: ignore[attr-defined]
         call.instructions = client.instructions  # type: ignore[attr-defined]
         yield call
+        with warnings.catch_warnings():
+            # On a busy machine the client's library does not wait for the end of the process.
+            warnings.simplefilter("ignore", ResourceWarning)
+            stack.close()
+            gc.collect()
 
 
 @pytest.fixture(scope="module")

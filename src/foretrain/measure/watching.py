@@ -56,6 +56,7 @@ class Watcher:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=5)
             self._process.kill()
+            self._process.wait()
             self._lines.close()
             self._folder.cleanup()
 
