@@ -17,6 +17,7 @@ from doc_commands import PAGES, Told, block_commands, inline_commands, usage_for
 from doc_files import write_files
 from foretrain.cli import app
 from foretrain.cli.app import COMMANDS as ALL
+from foretrain.graph import flops
 
 NOT_RUN = {
     "needs a GPU": ("measure ops *jsonl", "measure ops * --budget 10m", "measure pack *", "measure steps *"),
@@ -115,6 +116,7 @@ def folder(
     """Where a page's commands are run one after the other."""
     write_files(tmp_path, request.param)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.setattr(flops, "FORMULAS", dict(flops.FORMULAS))  # what a page registers ends with it
     monkeypatch.chdir(tmp_path)
     for words in BEFORE.get(request.param, ()):
         ok(*words.split())
