@@ -3,10 +3,10 @@
     python benchmarks/ray_models.py --data DIR [--only pollux,gavel] [--along workers,steps,cores,links]
                                     [--runs 20] [--seeds 1] [--inner 4] [--processes 2] [--json OUT]
 
-Of every model and dimension (workers, work of a step, cores, steps of an epoch) with three values or more,
-inner values (at most ``--inner`` of them, evenly over their range) are forecast from the others, and the
-largest third from what is below. Of what may be learned from, at most ``--runs`` runs are drawn at random.
-DIR holds the public tables and runs.
+Of every model and dimension (workers, work of a step, cores, steps or samples of an epoch, links) with three
+values or more, inner values (at most ``--inner`` of them, evenly over their range) are forecast from the
+others, and the largest third from what is below. Of what may be learned from, at most ``--runs`` runs are
+drawn at random. DIR holds the public tables and runs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from pathlib import Path
 import numpy as np
 
 import reading
+from foretrain import predictors
 from foretrain.evaluate import Scores
 from foretrain.fanout import fan_out
-from foretrain.job import read_runs
+from foretrain.job import Run, read_runs
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models import RayModelsPredictor
 from foretrain.predictors.ray_models.columns import Array, Table
@@ -50,6 +51,19 @@ class Series:
     times_s: Array
     data: tuple[str, ...] = ()
     """The columns that are sizes of the data."""
+    samples: Array | None = None
+    """Of an epoch, where runs tell."""
+
+    def parts(self, dimension: str, kind: str) -> list[Part]:
+        """Along a number of the table, or the samples. A run on one node has no link between nodes, so that
+        along these it is always learned from."""
+        values = self.samples if dimension == "samples" else self.table.number(dimension)
+        if values is None:
+            return []
+        split = np.flatnonzero(self.table.nodes > 1) if dimension == "links" else np.arange(len(values))
+        kept = np.setdiff1d(np.arange(len(values)), split)
+        found = KINDS[kind](values[split]) if len(np.unique(values[split])) > 2 else []
+        return [(np.sort(np.concatenate([kept, split[train]])), split[test]) for train, test in found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +86,8 @@ def by_cell(series: Series) -> Series:
     columns = np.column_stack([*series.table.scales.values(), series.table.levels])
     _, first, cell = np.unique(columns, axis=0, return_index=True, return_inverse=True)
     times_s = np.array([np.median(series.times_s[cell == number]) for number in range(len(first))])
-    return dataclasses.replace(series, table=series.table.take(first), times_s=times_s)
+    samples = None if series.samples is None else series.samples[first]
+    return dataclasses.replace(series, table=series.table.take(first), times_s=times_s, samples=samples)
 
 
 # Sources
@@ -83,6 +98,7 @@ def own_and_runs(data: Path, wanted: tuple[str, ...]) -> Iterator[Series]:
     files = {
         "ray campaign": OWN / "ray_campaign.jsonl.zst",
         "ray nodes": OWN / "ray_nodes_campaign.jsonl.zst",
+        "ray slow nodes": OWN / "ray_nodes_slow.jsonl.zst",
         "links campaign": OWN / "links_campaign.jsonl.zst",
         "cpu16 ddp": OWN / "cpu16_ddp.jsonl",
         "cpu16 campaign": OWN / "cpu16_campaign.jsonl.zst",
@@ -97,15 +113,24 @@ def own_and_runs(data: Path, wanted: tuple[str, ...]) -> Iterator[Series]:
         for runs in by_model.values():
             if len(runs) < 6:
                 continue
-            tables = RayModelsPredictor().tables(runs)[1]
-            for kind, (table, times_s) in tables.items():
-                yield Series(
-                    source=f"{source}, {kind}s",
-                    label=runs[0].job.workload.model.label,
-                    table=table,
-                    times_s=times_s,
-                    data=data_of(tables),
-                )
+            yield from series_of(runs, source)
+
+
+def series_of(runs: Sequence[Run], source: str, *, physics: str | None = predictors.DEFAULT) -> list[Series]:
+    """Of the steps and of the epochs of one model."""
+    tables = RayModelsPredictor(physics=physics).tables(runs)[1]
+    samples = np.array([run.job.workload.training.samples or np.nan for run in runs])
+    return [
+        Series(
+            source=f"{source}, {kind}s",
+            label=runs[0].job.workload.model.label,
+            table=table,
+            times_s=times_s,
+            data=data_of(tables),
+            samples=samples if len(samples) == len(table) and np.isfinite(samples).all() else None,
+        )
+        for kind, (table, times_s) in tables.items()
+    ]
 
 
 def tables(data: Path, wanted: tuple[str, ...]) -> Iterator[Series]:
@@ -182,15 +207,10 @@ def parts(
 ) -> Iterator[tuple[str, str, Part]]:
     """Every dimension and kind; where there is more to learn from than allowed, one part per seed."""
     for name in along:
-        values = series.table.number(name)
-        if len(np.unique(values)) < 3:
-            continue
-        for kind, split in KINDS.items():
-            found = split(values)
-            for train, test in [
-                found[i]
-                for i in sorted(set(np.linspace(0, len(found) - 1, inner).round().astype(int).tolist()))
-            ]:
+        for kind in KINDS:
+            found = series.parts(name, kind)
+            places = np.linspace(0, len(found) - 1, inner).round().astype(int).tolist() if found else []
+            for train, test in [found[i] for i in sorted(set(places))]:
                 for seed in range(seeds if len(train) > runs else 1):
                     kept = np.sort(np.random.default_rng(seed).permutation(train)[:runs])
                     if len(kept) >= 4:
