@@ -10,8 +10,9 @@ import numpy as np
 from foretrain.costs.collectives import Collectives
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.job import Job
+from foretrain.step.calls import Calls
 from foretrain.step.frameworks import Profile
-from foretrain.step.layout import Calls, Layout
+from foretrain.step.layout import Layout
 from foretrain.step.partition import Teams, stages
 from foretrain.step.play import Step, play
 

@@ -25,7 +25,7 @@ from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.provenance import as_measured
-from foretrain.step.layout import collective_s
+from foretrain.step.messages import collective_s
 from foretrain.step.partition import Teams
 from foretrain.step.passes import hidden_exchange_s
 from foretrain.step.play import Step

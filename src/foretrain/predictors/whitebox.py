@@ -26,8 +26,9 @@ from foretrain.recent import Recent
 from foretrain.step.assembly import QUANTITIES, Spread, assemble
 from foretrain.step.balance import balanced
 from foretrain.step.graph import as_compiled, step_graph
-from foretrain.step.layout import Layout, Tuning, lay_out
+from foretrain.step.layout import Layout, lay_out
 from foretrain.step.play import Step, play, quick_memory, step_time_s
+from foretrain.step.tuning import Tuning
 
 _STEPS = Recent[Step](most=1_000_000)
 """Those that were played last, by their calls."""

@@ -7,7 +7,8 @@ import numpy as np
 
 from foretrain.graph import Operator
 from foretrain.graph.opset import is_attention
-from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
+from foretrain.step.calls import COPY_SHARE
+from foretrain.step.layout import Layout, memory_rate
 from foretrain.step.spans import Column, Index
 
 _FUSED_BYTES = (10.0, 10.0)

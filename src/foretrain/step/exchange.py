@@ -10,7 +10,8 @@ import numpy as np
 
 from foretrain.costs.collectives import Kind, Team
 from foretrain.graph import Weight
-from foretrain.step.layout import KINDS, Layout, message_bytes
+from foretrain.step.layout import Layout
+from foretrain.step.messages import KINDS, message_bytes
 from foretrain.step.partition import Stage, handed_on_bytes
 from foretrain.step.passes import recomputed, traced_blocks
 from foretrain.step.schedules import Place, place

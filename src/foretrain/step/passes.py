@@ -16,9 +16,10 @@ from foretrain.dispatching import overlaps_exchange
 from foretrain.graph import PHASES, OpGraph, Phase
 from foretrain.graph.opset import communicates, is_product
 from foretrain.plan import Plan
+from foretrain.step.calls import COPY_SHARE
 from foretrain.step.context import with_context
 from foretrain.step.frameworks import TensorOverlap
-from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
+from foretrain.step.layout import Layout, memory_rate
 from foretrain.step.partition import Block, Index, Piece, Stage, blocks
 from foretrain.step.recomputed_modules import attention_calls, calls_of
 from foretrain.step.schedules import model_copies

@@ -12,7 +12,8 @@ import numpy as np
 from foretrain.costs.collectives import Team
 from foretrain.dispatching import overlaps_exchange
 from foretrain.step.held_states import tied_elements
-from foretrain.step.layout import Layout, on_efa
+from foretrain.step.layout import Layout
+from foretrain.step.messages import on_efa
 from foretrain.step.partition import Stage, handed_on_bytes
 from foretrain.step.passes import weight_gradients_s
 from foretrain.step.playback import Slot, Slots, StepTime, Work

@@ -13,6 +13,7 @@ import numpy as np
 from foretrain.forecast import RankMemory, fullest_of
 from foretrain.graph import OpGraph, Phase
 from foretrain.job import Job
+from foretrain.step.calls import COLLECTIVE_HOST_S
 from foretrain.step.exchange import (
     ShardTraffic,
     replica_traffic,
@@ -21,7 +22,7 @@ from foretrain.step.exchange import (
     slowdown,
 )
 from foretrain.step.held_states import gradient_bytes
-from foretrain.step.layout import COLLECTIVE_HOST_S, Layout
+from foretrain.step.layout import Layout
 from foretrain.step.memory import rank_memory
 from foretrain.step.partition import Block, Index, Stage
 from foretrain.step.passes import (

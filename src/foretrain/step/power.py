@@ -11,10 +11,11 @@ import numpy as np
 from foretrain.cluster import Cluster, Device
 from foretrain.costs.roofline import arithmetic
 from foretrain.graph import OpGraph
-from foretrain.step.layout import Layout, Tuning
+from foretrain.step.layout import Layout
 from foretrain.step.partition import Index, Stage
 from foretrain.step.playback import Work, play_rank
 from foretrain.step.spans import Column
+from foretrain.step.tuning import Tuning
 
 _TRAFFIC_POWER, _WAITING_POWER = 0.75, 0.35
 """Power as a share of the limit: of kernels that move data, and of waiting for the network, the host or other

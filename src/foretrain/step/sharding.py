@@ -12,8 +12,9 @@ from foretrain.errors import InputError
 from foretrain.graph import ITEM_BYTES, OpGraph, Weight
 from foretrain.job import Job
 from foretrain.plan import Plan
+from foretrain.step.calls import COPY_SHARE
 from foretrain.step.frameworks import Profile
-from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
+from foretrain.step.layout import Layout, memory_rate
 from foretrain.step.partition import Block, blocks
 
 PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}

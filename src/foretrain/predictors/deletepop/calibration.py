@@ -17,10 +17,11 @@ from foretrain.graph import PHASES, Phase
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, nothing_to_learn
 from foretrain.predictors.deletepop.residuals import Residuals
-from foretrain.step.layout import Layout, Tuning
+from foretrain.step.layout import Layout
 from foretrain.step.partition import Index
 from foretrain.step.play import step_time_s
 from foretrain.step.spans import Mask
+from foretrain.step.tuning import Tuning
 
 TIMES: dict[str, Phase | None] = {
     "step_time_s": None,

@@ -46,8 +46,8 @@ from foretrain.predictors.deletepop.spread import (
 from foretrain.predictors.whitebox import RatingPredictor
 from foretrain.step.assembly import MEMORY_QUANTITIES, Spread, is_host_bound, logged
 from foretrain.step.graph import step_graph
-from foretrain.step.layout import Tuning
 from foretrain.step.play import Step
+from foretrain.step.tuning import Tuning
 
 OPERATORS = "operators.safetensors"
 SHIPPED = Path(__file__).parent / "fitted" / OPERATORS

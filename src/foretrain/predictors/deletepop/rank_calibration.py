@@ -14,8 +14,8 @@ from foretrain.predictors.base import Benefit
 from foretrain.predictors.deletepop.calibration import Calibration, Case, robust
 from foretrain.predictors.deletepop.residuals import Residuals, covariances
 from foretrain.step.assembly import logged
-from foretrain.step.layout import Tuning
 from foretrain.step.play import play
+from foretrain.step.tuning import Tuning
 
 Vector = npt.NDArray[np.float64]
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from foretrain.graph import PHASES, OpGraph, Phase
 from foretrain.job import Job
 from foretrain.predictors.deletepop.spread import kinds_of
-from foretrain.step.layout import KINDS, Layout, message_bytes
+from foretrain.step.layout import Layout
+from foretrain.step.messages import KINDS, message_bytes
 from foretrain.step.partition import Stage
 from foretrain.step.passes import Pass, kind_of, optimizer_pass, passes_by_kind
 from foretrain.step.play import Step

@@ -26,8 +26,8 @@ from foretrain.predictors.scaledl.correction import WORDS, Correction, Place, re
 from foretrain.predictors.scaledl.graph import NODE_COLUMNS, RUN_COLUMNS, LayerGraph, layer_graph
 from foretrain.predictors.whitebox import WhiteBoxPredictor
 from foretrain.step.assembly import QUANTITIES, Spread
-from foretrain.step.layout import Tuning
 from foretrain.step.play import Step
+from foretrain.step.tuning import Tuning
 
 _NETWORK, _OPERATORS = "network.safetensors", "operators"
 """The file and the folder beside ``predictor.json``."""
