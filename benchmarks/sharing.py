@@ -1,7 +1,7 @@
 """Scores forecasts of how fast jobs run that share a GPU, on pairs that were measured.
 
     python benchmarks/sharing.py gavel --data DIR [--devices k80,p100,v100]
-    python benchmarks/sharing.py h200 [--file data/h200_sharing.jsonl] [--forecast deletepop [--paced]]
+    python benchmarks/sharing.py h200 [--file data/studies/h200_sharing.jsonl] [--forecast deletepop [--paced]]
 
 ``gavel`` reads tables/gavel_colocation.csv.gz and traces/gavel_simulation_throughputs.json.gz of the data.
 Every job is left out in turn; pairs with it are forecast from manners fitted to pairs of the others, its own
@@ -239,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("which", choices=("gavel", "h200"))
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--file", type=Path, default=Path("data/h200_sharing.jsonl"))
+    parser.add_argument("--file", type=Path, default=Path("data/studies/h200_sharing.jsonl"))
     parser.add_argument("--forecast", help="a predictor whose figures take the place of measured ones")
     parser.add_argument("--paced", action="store_true", help="with the speed alone as measured")
     parser.add_argument(

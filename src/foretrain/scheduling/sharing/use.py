@@ -98,7 +98,7 @@ WAYS: Mapping[str, Sharing] = {
     "mps": Sharing(waits=1.256, by_busy=1.136, by_kernel=0.613, hides=3.14),
 }
 """Processes that take turns, as the driver has it, and under NVIDIA's MPS: fitted to the 45 pairs of ten jobs
-in data/h200_sharing.jsonl (``python benchmarks/sharing.py h200``)."""
+in data/studies/h200_sharing.jsonl (``python benchmarks/sharing.py h200``)."""
 
 
 def way(name: str) -> Sharing:
