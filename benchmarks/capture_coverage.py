@@ -8,7 +8,7 @@ torchvision, types of transformers.
 
 A type of transformers is built from its default configuration, for the task that is taken where a job names
 none, with default shapes; stacks of layers are cut to ``--layers`` (0: as they are). Prints the share that
-captures and each failure with its reason; exits 1 when the share is below what the README states.
+captures and each failure with its reason; exits 1 when the share is below what docs/results.md states.
 """
 
 from __future__ import annotations

@@ -119,7 +119,8 @@ def test_the_command_writes_the_board(files: list[Path], tmp_path: Path) -> None
     out = tmp_path / "board"
     ok("leaderboard", str(files[0]), "--predictor", "ernest", "--out", str(out))
     assert json.loads((out / "board.json").read_text())["results"]
-    assert (out / "board.md").read_text().startswith("# Leaderboard")
+    assert (out / "board.md").read_text().startswith("# Leaderboard\n\n- ernest: ")
+    assert "<circle" in (out / "ernest.svg").read_text()
     page = (out / "board.html").read_text()
     assert "<circle" in page
     assert "<script" not in page

@@ -29,7 +29,7 @@ def leaderboard(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write board.md, board.html and board.json into this folder."),
+        typer.Option(metavar="DIR", help="Write board.md, .html, .json and pictures into this folder."),
     ] = None,
     work: Annotated[
         Path | None,
@@ -67,7 +67,7 @@ def leaderboard(
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "board.md", markdown(made))
         write_atomically(out / "board.json", dump(made.to_dict()))
-        write_board(made, out / "board.html")
+        write_board(made, out)
         say(f"{len(made.results):,} scores of {len(made.points):,} forecasts in {out}")
     if not made.results:
         say("nothing could be scored")

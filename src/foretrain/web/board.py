@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from foretrain.web.page import static
 
 COLOURS = "#3567c9 #b45309 #15803d #7e3fa8 #be123c #0e7490 #a16207 #4b5563 #9d174d #3f6212".split()
 """Of sources, in turn."""
-_SIDE, _EDGE = 360, 44
+_SIDE, _PICTURE, _EDGE = 360, 460, 44
+_ALONE = 'font-family="sans-serif" font-size="11" fill="#333" color="#333"'
+"""What the style sheet of the page gives a scatter within it."""
+_NO_FILE_NAME = r"[^\w.-]+"
 _MOST_POINTS = 1500
 """A scatter has so many points at most, evenly from the first to the last."""
 _STYLE = """
@@ -26,9 +30,12 @@ _STYLE = """
 """
 
 
-def write_board(board: Board, path: Path) -> None:
-    """Write the page."""
-    write_atomically(path, board_page(board))
+def write_board(board: Board, folder: Path) -> None:
+    """Write the page, and the scatter of each predictor as a picture of its own."""
+    write_atomically(folder / "board.html", board_page(board))
+    for name, points in by_predictor(board).items():
+        picture = scatter(points, _PICTURE).replace("<svg ", f"<svg {_ALONE} ", 1)
+        write_atomically(folder / f"{re.sub(_NO_FILE_NAME, '-', name)}.svg", picture)
 
 
 def board_page(board: Board) -> str:
