@@ -622,6 +622,11 @@ fit ray_models cpu_runs.jsonl -o out --trials x -> --trials: 'x' is not a valid 
 fit p_syntax.py:P runs.jsonl -o out -> predictor p_syntax.py:P: cannot be loaded (SyntaxError: invalid syntax (p_syntax.py, line 1))
 fit p_exits.py:P runs.jsonl -o out -> predictor p_exits.py:P: cannot be loaded (SystemExit: 3)
 advise cpu_runs.jsonl -> Missing option '--deadline'
+advise cpu_runs.jsonl --deadline 1h --search --next next.toml -> --next: 'next.toml' is not a .jsonl file, which foretrain measure campaign takes
+check graph.json.zst --max-memory 70 -> max-memory: '70' is not a size with its unit, such as "70 GiB"
+runs export --out runs.txt -> --out: 'runs.txt' is not a .jsonl or .jsonl.zst file
+schedule --generate jobs=99999999999999 --cluster 8xv100 -> generate.jobs: 99999999999999 is not at most 10,000,000
+leaderboard job.json -> job.json:1: run: a run is a table with job and measured (and provenance)
 advise cpu_runs.jsonl --deadline soon -> deadline: 'soon' is not a time such as "3h", "1d 12h" or "90 min"
 advise cpu_runs.jsonl --deadline -1h -> deadline: '-1h' is not a time such as "3h", "1d 12h" or "90 min"
 advise cpu_runs.jsonl --deadline 0s --epochs 1 -> deadline: 0 s is not more than zero
@@ -1175,6 +1180,10 @@ missing.onnx -> model.name: 'missing.onnx' cannot be read: there is no such file
 folder.onnx -> model.name: 'folder.onnx' cannot be read: it is a folder
 """
 PYTHON_ROWS = r"""
+foretrain.predict("graph.json.zst", batch=float("nan")) -> training.global_batch: nan is not
+foretrain.predict("graph.json.zst", predictor=3) -> predictor: a int is not a predictor, its name, or the path of one
+foretrain.predict("graph.json.zst", catalog=3) -> catalog: a int is not a catalogue, or the path of one
+Job.load("missing.toml") -> missing.toml: cannot be read (No such file or directory)
 foretrain.predict("graph.json.zst", batch=0) -> training.global_batch: 0 is not a number greater than zero
 foretrain.predict("graph.json.zst", device="nope") -> cluster.device: 'nope' is not one of foretrain catalog devices
 foretrain.predict("graph.json.zst", predictor="nope") -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl

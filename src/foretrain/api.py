@@ -71,11 +71,14 @@ def predict(
     'h100-sxm-80gb'
     """
     from foretrain import predictors
+    from foretrain.predictors.base import Predictor
     from foretrain.predictors.evidence import with_evidence
     from foretrain.predictors.fitting_changes import with_remedies
     from foretrain.predictors.recomputation import with_recomputation
 
     check_names(options, beside=("inputs", "loss", "targets", "predictor", "catalog"))
+    _check_kind("catalog", catalog, (Catalog, str, Path), "a catalogue, or the path of one")
+    _check_kind("predictor", predictor, (Predictor, str, Path), "a predictor, its name, or the path of one")
     known = (
         catalog if isinstance(catalog, Catalog) else Catalog.load(None if catalog is None else Path(catalog))
     )
@@ -134,6 +137,11 @@ def job_of(target: Any, options: Mapping[str, Any] | None = None, catalog: Catal
         return Job.load(path, catalog=catalog, edit=overriding(given, catalog))
     check_file(os.fspath(target))
     return make_job(os.fspath(target), catalog=catalog, **given)
+
+
+def _check_kind(name: str, value: object, kinds: tuple[type, ...], allowed: str) -> None:
+    if value is not None and not isinstance(value, kinds):
+        raise InputError(f"{name}: {_kind(value)} is not {allowed}")
 
 
 def _kind(target: object) -> str:

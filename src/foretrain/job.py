@@ -282,8 +282,9 @@ class Job:
         return cls(workload=workload, cluster=cluster, plan=plan, assumed=tuple(assumed))
 
     @classmethod
-    def load(cls, path: Path, *, catalog: Catalog | None = None, edit: Edit = lambda data: data) -> Job:
+    def load(cls, path: Path | str, *, catalog: Catalog | None = None, edit: Edit = lambda data: data) -> Job:
         """A job from a ``.toml`` or ``.json`` file; errors start with the file's name."""
+        path = Path(path)
         text = read_text(path)
         try:
             data = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)

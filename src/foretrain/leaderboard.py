@@ -19,7 +19,7 @@ from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.evaluate import Comparison, Evaluation, Result, Scores, evaluate, job_key
 from foretrain.files import parse_json, read_text, write_atomically
-from foretrain.job import RESOURCE_FIGURES, Run, text_lines
+from foretrain.job import RESOURCE_FIGURES, Run, read_runs, text_lines
 from foretrain.predictors.base import Predictor
 
 SPLITS: Mapping[str | None, str] = {
@@ -153,8 +153,10 @@ def board(
     todo = list(tasks(names or predictors.names(), files))
     facts = {path: _facts(path, catalog or Catalog.load()) for path in dict.fromkeys(files)}
     for path, known in facts.items():
-        if not known and not any(text_lines(path)):
-            raise InputError(f"{path}: empty; a runs file has one run per line")
+        if not known:
+            if not any(text_lines(path)):
+                raise InputError(f"{path}: empty; a runs file has one run per line")
+            list(read_runs(path, catalog=catalog))  # says what is wrong with its first line
     results: list[Result] = []
     points: list[Point] = []
     missing: list[str] = []

@@ -166,7 +166,7 @@ def plain(options: Options) -> dict[str, Any]:
         if isinstance(found.get(name), str):
             found[name] = SPELLED[name](found[name], f"training.{name}")
     for short, field in _SHORT.items():
-        if short in found and found.get(field, found[short]) != found[short]:
+        if short in found and field in found and found[field] != found[short]:
             raise InputError(
                 f"{short}: {found[short]!r} and {field}: {found[field]!r} are the same; give one"
             )

@@ -36,6 +36,18 @@ def parse_bytes(value: float | str, field: str = "size") -> float:
     return float(match[1]) * _PREFIX[match[2] or ""]
 
 
+LEAST_BARE_MEMORY = 2**20
+"""Bytes below which a device's memory needs its unit: ``70`` was meant in some other one."""
+
+
+def parse_memory(value: float | str, field: str) -> float:
+    """Bytes of a device's memory, as ``parse_bytes`` reads them."""
+    size_bytes = parse_bytes(value, field)
+    if size_bytes < LEAST_BARE_MEMORY:
+        raise invalid(field, value, 'a size with its unit, such as "70 GiB"')
+    return size_bytes
+
+
 LEAST_BARE_RATE = 1e6
 """Bytes per second below which a rate needs its unit: ``bandwidth = 400`` was meant in some other one."""
 

@@ -149,7 +149,7 @@ def _check(given: Given, terms: Terms) -> Reply:
     from foretrain.planner.checking import JobLimits, check_job
     from foretrain.report.check import NAMES, check_lines
     from foretrain.report.explain import explain
-    from foretrain.units import parse_bytes, parse_dollars, parse_seconds
+    from foretrain.units import parse_dollars, parse_memory, parse_seconds
 
     asked = read(given, LIMITS)
     before = _inner_job("base", asked.pop("base"), terms) if "base" in asked else None
@@ -158,7 +158,7 @@ def _check(given: Given, terms: Terms) -> Reply:
         for name, field, parse in (
             ("max_time", "max_time_s", parse_seconds),
             ("max_cost", "max_cost", parse_dollars),
-            ("max_memory", "max_memory_bytes", parse_bytes),
+            ("max_memory", "max_memory_bytes", parse_memory),
         )
         if name in asked
     }

@@ -89,6 +89,8 @@ def advise(
         raise invalid("epochs", epochs, "a number greater than zero")
     if not search and (measured or following or job):
         raise typer.BadParameter("--measure, --next and --job are for --search")
+    if following is not None and following.suffix != ".jsonl":
+        raise invalid("--next", str(following), "a .jsonl file, which foretrain measure campaign takes")
     found = [run for path in runs if not search or path.is_file() for _, run in read_runs(path)]
     base = _start(found, model, job, known)
     wishes = advice.Wishes(

@@ -55,14 +55,14 @@ def check(
     from foretrain.report import dump
     from foretrain.report.check import NAMES, check_lines, check_markdown
     from foretrain.report.explain import explain
-    from foretrain.units import parse_bytes, parse_dollars, parse_seconds
+    from foretrain.units import parse_dollars, parse_memory, parse_seconds
 
     if markdown and as_json:
         raise typer.BadParameter("give --markdown or --json, not both")
     limits = JobLimits(
         max_time_s=None if max_time is None else parse_seconds(max_time, "max-time"),
         max_cost=None if max_cost is None else parse_dollars(max_cost, "max-cost"),
-        max_memory_bytes=None if max_memory is None else parse_bytes(max_memory, "max-memory"),
+        max_memory_bytes=None if max_memory is None else parse_memory(max_memory, "max-memory"),
         fits=fits,
         risk=risk,
     )

@@ -11,7 +11,7 @@ import typer
 
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import CatalogOption, Options, with_options
-from foretrain.errors import ForetrainError, InputError, unknown
+from foretrain.errors import ForetrainError, InputError, invalid, unknown
 from foretrain.interrupts import exit_code
 
 if TYPE_CHECKING:
@@ -169,6 +169,8 @@ def export(
     from foretrain.files import write_atomically
     from foretrain.report import dump
 
+    if not out.name.endswith((".jsonl", ".jsonl.zst")):
+        raise invalid("--out", str(out), "a .jsonl or .jsonl.zst file")
     with _open(store) as kept:
         entries = kept.entries(_filter(options))
         lines = [dump(entry.seen_from(out.parent), indent=None) + "\n" for entry in entries]

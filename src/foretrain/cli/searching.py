@@ -86,7 +86,7 @@ class Searching:
     def _show(self, turn: Turn, following: Path | None) -> None:
         from foretrain.report.tables import search_table
 
-        say(f"data: {self.data}")
+        say(f"data: {self.data}; times are those of the measured steps, without start-up")
         if turn.tried:
             show(search_table(turn))
         if turn.stopped:

@@ -14,6 +14,8 @@ from foretrain.units import parse_seconds
 
 _WIDEST = 10
 """Sigma beyond which durations are no numbers any more."""
+MOST_JOBS = 10_000_000
+"""A million take a gigabyte of memory."""
 _SIZES: dict[int, float] = {1: 0.72, 2: 0.08, 4: 0.1, 8: 0.1}
 """GPUs of a job and how often: roughly what public traces show."""
 
@@ -37,6 +39,8 @@ class TraceGenerator:
         for name in ("jobs", "gap_s", "median_s", "groups"):
             if not getattr(self, name) > 0:
                 raise invalid(f"generate.{name}", getattr(self, name), "above zero")
+        if self.jobs > MOST_JOBS:
+            raise invalid("generate.jobs", self.jobs, f"at most {MOST_JOBS:,}")
         if not 0 <= self.elastic <= 1:
             raise invalid("generate.elastic", self.elastic, "a share from 0 to 1")
         if not 0 <= self.spread <= _WIDEST:
