@@ -1181,8 +1181,8 @@ folder.onnx -> model.name: 'folder.onnx' cannot be read: it is a folder
 """
 PYTHON_ROWS = r"""
 foretrain.predict("graph.json.zst", batch=float("nan")) -> training.global_batch: nan is not
-foretrain.predict("graph.json.zst", predictor=3) -> predictor: a int is not a predictor, its name, or the path of one
-foretrain.predict("graph.json.zst", catalog=3) -> catalog: a int is not a catalogue, or the path of one
+foretrain.predict("graph.json.zst", predictor=3) -> predictor: an int is not a predictor, its name, or the path of one
+foretrain.predict("graph.json.zst", catalog=3) -> catalog: an int is not a catalogue, or the path of one
 Job.load("missing.toml") -> missing.toml: cannot be read (No such file or directory)
 foretrain.predict("graph.json.zst", batch=0) -> training.global_batch: 0 is not a number greater than zero
 foretrain.predict("graph.json.zst", device="nope") -> cluster.device: 'nope' is not one of foretrain catalog devices

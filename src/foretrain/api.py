@@ -150,7 +150,8 @@ def _kind(target: object) -> str:
         return f"the class {target.__name__} (an instance of it would do)"
     if callable(target):
         return f"the function {getattr(target, '__name__', target)} (in a file, file.py:function would do)"
-    return "a model's name" if isinstance(target, str) else f"a {type(target).__name__}"
+    name = type(target).__name__
+    return "a model's name" if isinstance(target, str) else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 @lists_options
