@@ -200,7 +200,7 @@ def test_what_is_no_model_says_what_would_be() -> None:
     targets: tuple[tuple[Any, str], ...] = (
         (Classifier, r"^model: the class Classifier \(an instance of it would do\)"),
         (lambda batch: None, r"^model: the function <lambda> \(in a file, file.py:function would do\)"),
-        (3, r"^model: a int is not a module, a job, a path or a model's name$"),
+        (3, r"^model: an int is not a module, a job, a path or a model's name$"),
         ("runs.jsonl", r"^runs\.jsonl: a file of many jobs, and one is forecast here$"),
         ("nothing.toml", r"^nothing\.toml: "),
     )
