@@ -78,7 +78,7 @@ class Simulation:
         self.machines = Machines(machines)
         self.policy = policy
         self.settings = settings or Settings()
-        refuse_what_is_not_honoured(policy.name, self.settings.options)
+        refuse_what_is_not_honoured(policy.name, self.settings.options, policy.honours)
         pairs = self.settings.pairs
         self._mates = None if pairs is None else Mates(pairs, memory_of(machines), self.settings.least_speed)
         self._kills = self.settings.rules.kill
