@@ -246,6 +246,8 @@ def schedule(
     )  # fmt: skip
     refuse_what_changes_nothing(given)
     jobs, asked = (jobs, None) if when is None else with_job(jobs, when)
+    for group in sorted(scenarios[0].settings.rules.groups - {job.group for job in jobs.jobs}):
+        say(f"{jobs.name}: no job is of group {group!r}, which the rules name")
     jobs = runnable(with_devices_of(jobs, scenarios[0].machines), *scenarios, needed=asked)
     check_failures(jobs, scenarios[0])
     if not has_ecos() and any(

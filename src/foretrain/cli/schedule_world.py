@@ -108,13 +108,11 @@ def spot_of(text: str | None) -> Spot | None:
 
 def with_devices_of(trace: Trace, machines: Sequence[Machine]) -> Trace:
     """The trace with the cluster's names of devices: "a100" of a log is its "a100-sxm-80gb"."""
+    from foretrain.scheduling.machines import device_named
+
     names = list(dict.fromkeys(machine.device for machine in machines))
     asked = {job.device for job in trace.jobs if job.device is not None and job.device not in names}
-    matches = {
-        name: [device for device in names if device.startswith(f"{name}-") or name.endswith(f"-{device}")]
-        for name in asked
-    }
-    found = {name: devices[0] for name, devices in matches.items() if len(devices) == 1}
+    found = {name: device for name in asked if (device := device_named(name, names)) is not None}
     if not found:
         return trace
     jobs = [

@@ -52,9 +52,10 @@ def runnable(trace: Trace, *scenarios: Scenario, needed: str | None = None) -> T
 
 def _why_refused(job: TraceJob, scenario: Scenario, speeds: Speeds) -> str | None:
     mixed = scenario.settings.mixed_gangs
-    resizes = not scenario.in_rounds and policies.get(scenario.policy).resizes
+    policy = None if scenario.in_rounds else policies.get(scenario.policy)
+    resizes, lends = policy is not None and policy.resizes, policy is not None and "cohorts" in policy.honours
     reason = _why_not(job, scenario.machines, speeds, resizes=resizes, mixed=mixed)
-    return reason or _why_never_allowed(job, scenario.settings.rules, scenario.policy)
+    return reason or _why_never_allowed(job, scenario.settings.rules, lends=lends)
 
 
 def _why_not(
@@ -87,13 +88,13 @@ def _why_not(
     return None if best > 0 else speeds.why_not(job, large)
 
 
-def _why_never_allowed(job: TraceJob, rules: Rules, policy: str) -> str | None:
+def _why_never_allowed(job: TraceJob, rules: Rules, *, lends: bool) -> str | None:
     """Why the rules of a cluster never let a job run; None where they do."""
     queue = rules.queue(job.group)
     if queue.gpus is None:
         return None
     most = queue.gpus
-    if policy == "kueue" and queue.cohort:
+    if lends and queue.cohort:
         together = sum(each.gpus or 0 for each in rules.queues.values() if each.cohort == queue.cohort)
         most = together if queue.borrow is None else min(together, queue.gpus + queue.borrow)
     return None if job.gpus <= most else f"needs more than the {most:,} GPUs of {job.group or 'its group'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from foretrain.errors import InputError
 from foretrain.scheduling.round_policies import ROUND_POLICIES
@@ -70,9 +70,16 @@ CANNOT: Mapping[str, Mapping[str, str]] = {
 """By option, the policies that cannot honour it, and why. What is not here is honoured."""
 
 
-def refuse_what_is_not_honoured(policy: str, options: Iterable[str]) -> None:
-    """An error for the first of the options in use that a policy cannot honour."""
+_OF_RULES = ("quotas", "cohorts", "shares", "reservations", "preempt")
+"""Options that mean nothing unless the policy itself heeds them."""
+
+
+def refuse_what_is_not_honoured(policy: str, options: Iterable[str], honours: Collection[str] = ()) -> None:
+    """An error for the first of the options in use that a policy cannot honour; one of the user's own says
+    which of the rules it ``honours``."""
     for option in options:
         why = CANNOT.get(option, {}).get(policy)
+        if policy not in _NAMED and option in _OF_RULES and option not in honours:
+            why = f"a class of one's own says so by honours = ({option!r},)"
         if why is not None:
             raise InputError(f"{option}: policy {policy} cannot honour it; {why}")

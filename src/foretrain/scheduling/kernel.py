@@ -18,6 +18,7 @@ class Kind(IntEnum):
     NODE_FAILURE = 4
     TIMER = 5
     ROUND = 6
+    WAKE = 7
 
 
 Event = tuple[float, int, int, Any, int]

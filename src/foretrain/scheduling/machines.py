@@ -41,6 +41,18 @@ def memory_of(machines: Sequence[Machine]) -> dict[str, float]:
     return found
 
 
+def device_named(name: str, devices: Sequence[str]) -> str | None:
+    """The one of a cluster's devices that a name means; None where there is none, or several.
+
+    >>> device_named("a100", ["a100-sxm-80gb", "v100"])
+    'a100-sxm-80gb'
+    """
+    if name in devices:
+        return name
+    alike = [each for each in devices if each.startswith(f"{name}-") or name.endswith(f"-{each}")]
+    return alike[0] if len(alike) == 1 else None
+
+
 class Allocation(NamedTuple):
     """GPUs that a job holds: of each node a set of GPU numbers, as bits; ``share`` in thousandths of each."""
 

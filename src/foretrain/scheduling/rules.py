@@ -30,9 +30,13 @@ class Queue:
     def __post_init__(self) -> None:
         for name in ("gpus", "borrow"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 0):
+            if value is not None and not (_is_whole(value) and value >= 0):
                 raise invalid(name, value, "a whole number of at least 0")
-        if not 0 < self.shares < math.inf:
+        if not isinstance(self.cohort, str):
+            raise invalid("cohort", self.cohort, "a text")
+        if self.borrow is not None and not self.cohort:
+            raise InputError(f"borrow: {self.borrow} needs a cohort to borrow from, and the queue has none")
+        if not (_is_number(self.shares) and 0 < self.shares < math.inf):
             raise invalid("shares", self.shares, "a number greater than zero")
 
 
@@ -45,13 +49,26 @@ class Reservation:
     gpus: int
     group: str = ""
     device: str | None = None
-    """Of which kind of device; None for all of them together, of the first pool that is large enough."""
+    """Of which kind of device; None for all of them together."""
+    partition: str = ""
+    """Of which part of the cluster; empty for all of them together."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_s < self.end_s < math.inf:
             raise invalid("start, end", (self.start_s, self.end_s), "times from 0 on, in this order")
-        if self.gpus < 1:
+        if not (_is_whole(self.gpus) and self.gpus >= 1):
             raise invalid("gpus", self.gpus, "a whole number of at least 1")
+        for name in ("group", "partition", *(["device"] if self.device is not None else [])):
+            if not isinstance(getattr(self, name), str):
+                raise invalid(name, getattr(self, name), "a text")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +86,11 @@ class Rules:
         return self.queues.get(group, _OPEN)
 
     @property
+    def groups(self) -> set[str]:
+        """Those that queues and reservations name."""
+        return {*self.queues, *(each.group for each in self.reservations if each.group)}
+
+    @property
     def has_quotas(self) -> bool:
         return any(queue.gpus is not None for queue in self.queues.values())
 
@@ -80,7 +102,7 @@ class Rules:
 _OPEN = Queue()
 _KEYS = {
     "queue": ("gpus", "cohort", "borrow", "shares"),
-    "reservation": ("start", "end", "gpus", "group", "device"),
+    "reservation": ("start", "end", "gpus", "group", "device", "partition"),
 }
 
 
@@ -136,6 +158,6 @@ def _reservation(table: Mapping[str, Any]) -> Reservation:
 
 def _seconds(name: str, value: Any) -> float:
     """From the first arrival on: seconds, or text such as "36h"."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if _is_number(value):
         return float(value)
     return parse_seconds(str(value), f"reservation.{name}")

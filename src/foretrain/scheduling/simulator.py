@@ -78,7 +78,7 @@ class Simulation:
         self.machines = Machines(machines)
         self.policy = policy
         self.settings = settings or Settings()
-        refuse_what_is_not_honoured(policy.name, self.settings.options)
+        refuse_what_is_not_honoured(policy.name, self.settings.options, policy.honours)
         pairs = self.settings.pairs
         self._mates = None if pairs is None else Mates(pairs, memory_of(machines), self.settings.least_speed)
         self._kills = self.settings.rules.kill
@@ -92,6 +92,7 @@ class Simulation:
         self._tell = tell
         self._segments = Segments()
         self._patience = Patience()
+        self._awaited_s = -math.inf
         self._taken: dict[int, _Taken] = {}
         self._finish_s: list[float] = [math.nan] * len(jobs)
         self.running: dict[int, Active] = {}
@@ -261,6 +262,11 @@ class Simulation:
         """Have ``policy.timer(job)`` called at a time, unless the job stops running before."""
         self._events.push(time_s, Kind.TIMER, job, job.version)
 
+    def decide_at(self, time_s: float) -> None:
+        """Have ``policy.decide`` called at a time, whatever else happens; until then jobs may wait for it."""
+        self._events.push(time_s, Kind.WAKE, None)
+        self._awaited_s = max(self._awaited_s, time_s)
+
     # The clock
 
     def run(self) -> Result:
@@ -328,6 +334,8 @@ class Simulation:
             self._events.push(self.now + self.policy.interval_s, Kind.ROUND, None)
             self._call(self.policy.round, self)
             return True
+        if kind == Kind.WAKE:
+            return True
         if kind == Kind.REPAIR:
             assert isinstance(about, int)
             self._breakdowns.repaired(about, self.now)
@@ -345,7 +353,10 @@ class Simulation:
         return True
 
     def _can_start(self) -> bool:
-        return any(self.fits(job, job.spec.fewest) for job in self.waiting.values())
+        """Whether the policy could start a job, and waits for no moment that it has asked for."""
+        return self.now >= self._awaited_s and any(
+            self.fits(job, job.spec.fewest) for job in self.waiting.values()
+        )
 
     def _stuck(self) -> PolicyError:
         first = next(iter(self.waiting.values()))

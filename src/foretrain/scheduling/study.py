@@ -29,9 +29,10 @@ from foretrain.scheduling.estimates import (
 from foretrain.scheduling.failures import FailureModel
 from foretrain.scheduling.fitting import FittingSpeeds, checked_risk
 from foretrain.scheduling.jobs import Trace
-from foretrain.scheduling.machines import Machine
+from foretrain.scheduling.machines import Machine, Machines
 from foretrain.scheduling.metrics import Metrics, metrics, metrics_by_group
 from foretrain.scheduling.placement import placement
+from foretrain.scheduling.policies.outlook import kept_in_pools
 from foretrain.scheduling.result import Result
 from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
 from foretrain.scheduling.rounds import ROUND_S, Rounds
@@ -177,7 +178,10 @@ class Scenario:
     def check(self) -> None:
         """Refuse what the policy cannot honour."""
         name = "gavel_fifo" if self.in_rounds and self.policy == "fifo" else self.policy
-        refuse_what_is_not_honoured(name, self.options)
+        honours = policies.get(name).honours if ".py:" in name else ()
+        refuse_what_is_not_honoured(name, self.options, honours)
+        if self.settings.rules.reservations:
+            kept_in_pools(self.settings.rules.reservations, Machines(self.machines).pools)
         if self.in_rounds and ROUND_POLICIES[name].packs and self.settings.pairs is None:
             raise InputError(f"pairs: policy {name} needs them: what two jobs on a GPU cost each other")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import ClassVar
 
 from foretrain.scheduling.simulator import Active, Simulation
@@ -15,6 +16,8 @@ class Policy(ABC):
     resizes: ClassVar[bool] = False
     """Whether elastic jobs get fewer GPUs than they ask for; else one that asks for more than the cluster has
     is refused."""
+    honours: ClassVar[Collection[str]] = ()
+    """Which rules it heeds, of quotas, cohorts, shares, reservations and preempt; the others are refused."""
     interval_s: float | None = None
     """How often ``round`` is called; None for never."""
 

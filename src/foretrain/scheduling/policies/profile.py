@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,14 +23,15 @@ class FreeProfile:
     (4.0, 2)
     """
 
-    def __init__(self, now_s: float, free: int, ends: list[tuple[float, int]]) -> None:
+    def __init__(self, now_s: float, free: int, changes: Sequence[tuple[float, int]]) -> None:
+        """``changes`` are times and how many more (or fewer) GPUs are free from then on."""
         times, counts = [now_s], [free]
-        for end_s, gpus in sorted(ends):
+        for time_s, gpus in sorted(changes):
             free += gpus
-            if end_s <= times[-1]:
+            if time_s <= times[-1]:
                 counts[-1] = free
             else:
-                times.append(end_s)
+                times.append(time_s)
                 counts.append(free)
         self._first, self._last = 0, len(times)
         size = max(_ROOM, 2 * len(times))
@@ -43,7 +45,7 @@ class FreeProfile:
     def earliest(self, gpus: int, time_s: float) -> float:
         """When so many GPUs are free for so long; infinite where they never are."""
         times, free = self._times[self._first : self._last], self._free[self._first : self._last]
-        short = np.flatnonzero(free < gpus)
+        short = (free < gpus).nonzero()[0]
         if not short.size or (short[0] > 0 and times[short[0]] - times[0] >= time_s - _SLACK_S):
             return float(times[0])
         starts, ends = short[:-1] + 1, short[1:]
@@ -54,11 +56,30 @@ class FreeProfile:
         after = int(short[-1]) + 1
         return float(times[after]) if after < times.size else math.inf
 
+    def fewest(self, start_s: float, end_s: float) -> int:
+        """Free GPUs from one time to another, all along."""
+        first, last = self._between(start_s, end_s)
+        return int(self._free[first:last].min())
+
     def reserve(self, start_s: float, end_s: float, gpus: int) -> None:
-        self._split(start_s)
-        last = self._split(end_s)
-        first = self._step(start_s)
+        first, last = self._between(start_s, end_s)
         self._free[first:last] -= gpus
+
+    def use_up(self, start_s: float, end_s: float, gpus: int) -> list[tuple[float, float, int]]:
+        """Reserve as many of so many GPUs as there are: from when to when, and how many.
+
+        >>> FreeProfile(0.0, 1, [(10.0, 3)]).use_up(5.0, 20.0, 2)
+        [(5.0, 10.0, 1), (10.0, 20.0, 2)]
+        """
+        first, last = self._between(start_s, end_s)
+        used = np.minimum(self._free[first:last], gpus)
+        self._free[first:last] -= used
+        times = [*self._times[first:last].tolist(), end_s]
+        return [
+            (begin_s, stop_s, count)
+            for begin_s, stop_s, count in zip(times, times[1:], used.tolist(), strict=False)
+            if count > 0
+        ]
 
     def forget(self, now_s: float) -> None:
         """Drop what is over."""
@@ -70,8 +91,14 @@ class FreeProfile:
 
     def _step(self, time_s: float) -> int:
         """The step in which a time lies."""
-        place = int(np.searchsorted(self._times[self._first : self._last], time_s, side="right")) - 1
+        place = int(self._times[self._first : self._last].searchsorted(time_s, side="right")) - 1
         return self._first + max(place, 0)
+
+    def _between(self, start_s: float, end_s: float) -> tuple[int, int]:
+        """The steps from one time to another, which begin and end with a step of their own."""
+        self._split(start_s)
+        last = self._split(end_s)
+        return self._step(start_s), last
 
     def _split(self, time_s: float) -> int:
         """The step that begins at a time, made where there is none."""
