@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.scheduling.active import Active
-from foretrain.scheduling.breakdowns import Breakdowns
+from foretrain.scheduling.breakdowns import Breakdowns, Strike
 from foretrain.scheduling.capabilities import refuse_what_is_not_honoured
 from foretrain.scheduling.estimates import Estimates, Exact
 from foretrain.scheduling.jobs import TraceJob
@@ -330,11 +330,10 @@ class Simulation:
             return True
         if kind == Kind.REPAIR:
             assert isinstance(about, int)
-            self._breakdowns.repaired(about, self.now)
-            return True
+            return self._breakdowns.repaired(about, self.now)
         if kind == Kind.NODE_FAILURE:
-            assert isinstance(about, tuple)
-            return self._fail_node(*about)
+            assert isinstance(about, Strike)
+            return self._fail_node(about)
         assert isinstance(about, Active)
         if version != about.version:
             return False
@@ -467,13 +466,13 @@ class Simulation:
         job.overhead_s = self.settings.restart_s
         self._wait(job)
 
-    def _fail_node(self, node: int, repair_s: float | None) -> bool:
-        if not self._breakdowns.strikes(node, repair_s):
+    def _fail_node(self, strike: Strike) -> bool:
+        if not self._breakdowns.strikes(strike, self.now):
             return False
         for job in list(self.running.values()):
-            if job.allocation and any(part[0] == node for part in job.allocation.parts):
+            if job.allocation and any(part[0] == strike.node for part in job.allocation.parts):
                 self._fail(job, "node failed")
-        self._breakdowns.takes_down(node, repair_s, self.now)
+        self.machines.take_down(strike.node)
         return True
 
     # Small things
