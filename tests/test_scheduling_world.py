@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,12 @@ from hypothesis import strategies as st
 from foretrain.errors import InputError
 from foretrain.scheduling import policies
 from foretrain.scheduling.admission import runnable
+from foretrain.scheduling.buying import bought
 from foretrain.scheduling.capabilities import CANNOT
 from foretrain.scheduling.checkpointing import CheckpointedSpeeds
 from foretrain.scheduling.clusters import read_machines
 from foretrain.scheduling.energy import energy
+from foretrain.scheduling.failures import Outage
 from foretrain.scheduling.jobs import Trace, TraceJob
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import metrics
@@ -27,7 +31,7 @@ from foretrain.scheduling.rules import Queue, Reservation, Rules, read_rules
 from foretrain.scheduling.sharing.mig import SlicedSpeeds
 from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation
-from foretrain.scheduling.speeds import TraceSpeeds
+from foretrain.scheduling.speeds import ThroughputTable, TraceSpeeds
 from foretrain.scheduling.spot import Spot
 from foretrain.scheduling.study import Scenario, SpeedSource
 
@@ -213,16 +217,71 @@ def test_deadlines_are_counted_and_the_earliest_goes_first() -> None:
     assert metrics(played([job("a")], "fifo")).missed_deadlines is None
 
 
+def outages_of(spot: Spot, nodes: tuple[int, ...], until_s: float, seed: int) -> list[Outage]:
+    def in_time(outage: Outage) -> bool:
+        return outage.time_s < until_s
+
+    return [each for node in nodes for each in itertools.takewhile(in_time, spot.outages(node, seed))]
+
+
 def test_spot_nodes_cost_less_and_go_away() -> None:
     machines = [Machine(device="v100", gpus=8, price_per_hour=10.0)] * 4
     spot = Spot(nodes=2, mean_s=3600.0, price=0.4)
     assert [machine.price_per_hour for machine in spot.machines(machines)] == [10.0, 10.0, 4.0, 4.0]
-    outages = spot.outages(4, 10 * 86400.0, seed=1)
+    outages = outages_of(spot, nodes=(2, 3), until_s=10 * 86400.0, seed=1)
     assert {outage.node for outage in outages} == {2, 3}
-    assert outages == spot.outages(4, 10 * 86400.0, seed=1)
+    assert outages == outages_of(spot, nodes=(2, 3), until_s=10 * 86400.0, seed=1)
     assert 60 < len(outages) < 400
     with pytest.raises(InputError, match="at most the cluster's 1"):
         spot.machines(machines[:1])
+
+
+def test_spot_nodes_go_away_for_as_long_as_jobs_of_steps_run() -> None:
+    """The job of 10,000 steps takes 1,000 s, though the trace alone tells no length."""
+    spot = Spot(nodes=1, mean_s=50.0, away_s=5.0)
+    scenario = Scenario(policy="fifo", machines=[Machine(device="v100", gpus=1)], spot=spot)
+    table = ThroughputTable({("v100", "net", 1): 10.0})
+    steps = TraceJob(name="a", arrival_s=0.0, gpus=1, steps=10_000, kind="net")
+    around = Settings(failures=scenario._failures(), checkpoint_every_s=1.0)
+    result = Simulation([steps], scenario.machines, policies.get("fifo"), speeds=table, settings=around).run()
+    taken = outages_of(spot, nodes=(0,), until_s=float(result.finish_s[0]), seed=0)
+    assert [segment.end_s for segment in result.segments][:-1] == [outage.time_s for outage in taken]
+    assert len(taken) > 10
+
+
+def test_nodes_that_are_bought_are_no_spot_nodes_and_move_none() -> None:
+    spot = Spot(nodes=1, mean_s=100.0, away_s=5.0, price=0.5)
+    machines = [Machine(device="v100", gpus=8, price_per_hour=10.0)]
+    before = Scenario(policy="fifo", machines=machines, spot=spot)
+    after = replace(before, machines=[*before.machines, *bought("8xv100", before.machines)])
+    assert [machine.spot for machine in after.machines] == [True, False]
+    assert after.machines[0].price_per_hour == 5.0
+    assert after.machines[1].price_per_hour != 5.0
+    trace = Trace(name="t", format="own", jobs=[job("a", gpus=8, duration_s=1000.0)])
+    (taken,) = itertools.islice(spot.outages(0, seed=0), 1)
+    stretches = {
+        (segment.start_s, segment.end_s, segment.reason, segment.allocation.parts[0][0])
+        for segment in after.run(trace).segments
+    }
+    assert stretches == {
+        (0.0, taken.time_s, "node failed", 0),
+        (taken.time_s, taken.time_s + 1000.0, "finished", 1),
+    }
+
+
+def test_spot_nodes_are_paid_for_while_they_are_there() -> None:
+    """Two nodes of 3.6 and 1.8 dollars an hour over 1,000 s cost 1.5 dollars, but for 0.0005 dollars a second
+    that the second one is away."""
+    spot = Spot(nodes=1, mean_s=100.0, away_s=50.0, price=0.5)
+    machines = [Machine(device="v100", gpus=1, price_per_hour=3.6)] * 2
+    scenario = Scenario(policy="fifo", machines=machines, spot=spot)
+    trace = Trace(name="t", format="own", jobs=[job("a", duration_s=1000.0)])
+    taken = outages_of(spot, nodes=(1,), until_s=1000.0, seed=0)
+    away_s = sum(min(outage.time_s + outage.repair_s, 1000.0) - outage.time_s for outage in taken)
+    result = scenario.run(trace)
+    assert result.finish_s.tolist() == [1000.0]
+    assert away_s > 0
+    assert metrics(result).cost == pytest.approx(1.5 - 0.0005 * away_s)
 
 
 def test_energy_counts_busy_idle_and_host() -> None:

@@ -322,15 +322,15 @@ def _scenarios(
     rounds_s = 0.0 if rounds is None else _seconds("rounds", rounds)
     table = source.get("throughputs")
     devices = ThroughputTable.load(table).devices if table else ()
-    machines, spot = read_machines(cluster, rack=rack, devices=devices), spot_of(world["spot"])
+    machines = read_machines(cluster, rack=rack, devices=devices)
     speeds = SpeedSource(**source, sections=sections_of(cluster))
     if world["pairs"] in WAYS or world["uses"] is not None or any("@" in each.device for each in machines):
         speeds = dataclasses.replace(speeds, uses=uses_of(world["uses"], speeds, machines))
     if world["written"]:
         speeds = dataclasses.replace(speeds, checkpoint_writes_s=written_by_kind(speeds, machines))
     shared: dict[str, Any] = {
-        "machines": machines if spot is None else spot.machines(machines),
-        "spot": spot,
+        "machines": machines,
+        "spot": spot_of(world["spot"]),
         "placement": placement,
         "speeds": speeds,
         "settings": Settings(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from foretrain.errors import InputError
@@ -18,6 +18,8 @@ class Strike(NamedTuple):
     node: int
     repair_s: float | None
     """How long the node is away; None where that is drawn as it happens."""
+    next_ones: Iterator[Outage] | None = None
+    """Of a spot node that is taken back: the times after this one."""
 
 
 class Breakdowns:
@@ -31,6 +33,8 @@ class Breakdowns:
         self, outages: Sequence[Outage], failures: Failures, machines: Machines, events: Events
     ) -> None:
         self._failures, self._machines, self._events = failures, machines, events
+        self.taken_back: list[Outage] = []
+        """The times at which spot nodes were away so far."""
         nodes = len(machines.machines)
         self._ahead = [False] * nodes
         self._back_s = [-math.inf] * nodes
@@ -41,9 +45,18 @@ class Breakdowns:
         if not math.isinf(failures.model.node_mtbf_s):
             for node in range(nodes):
                 self._draw(node, 0.0)
+        for node, machine in enumerate(machines.machines):
+            if machine.spot:
+                self._push_next(failures.of_spot(node))
 
     def _push(self, time_s: float, strike: Strike) -> None:
         self._events.push(time_s, Kind.NODE_FAILURE, strike)
+
+    def _push_next(self, outages: Iterator[Outage]) -> None:
+        """The next time that a spot node is taken back."""
+        outage = next(outages, None)
+        if outage is not None:
+            self._push(outage.time_s, Strike(outage.node, outage.repair_s, outages))
 
     def _draw(self, node: int, now_s: float) -> None:
         until = self._failures.of_node(node)
@@ -53,10 +66,13 @@ class Breakdowns:
 
     def strikes(self, strike: Strike, now_s: float) -> bool:
         """Whether a failure whose time has come takes a node down, and not one that is down already."""
-        node, repair_s = strike
+        node, repair_s, next_ones = strike
         if repair_s is None:
             self._ahead[node] = False
             repair_s = self._failures.repair_of(node)
+        elif next_ones is not None:
+            self.taken_back.append(Outage(time_s=now_s, node=node, repair_s=repair_s))
+            self._push_next(next_ones)
         if now_s + repair_s > self._back_s[node]:
             self._back_s[node] = now_s + repair_s
             self._events.push(now_s + repair_s, Kind.REPAIR, node)

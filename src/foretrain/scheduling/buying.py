@@ -9,7 +9,7 @@ from typing import Any
 
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError, invalid
-from foretrain.scheduling.clusters import MOST_GPUS, read_machines
+from foretrain.scheduling.clusters import MOST_GPUS, price_of, read_machines
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import Metrics
 
@@ -39,6 +39,7 @@ def bought(text: str, machines: Sequence[Machine]) -> list[Machine]:
     alike = [
         machine for machine in machines if machine.device == device or machine.device.startswith(device + "-")
     ]
+    owned = [machine for machine in alike if not machine.spot]
     name = alike[0].device if alike else device
     partition = alike[0].partition if alike else machines[0].partition
     if not alike:
@@ -47,9 +48,8 @@ def bought(text: str, machines: Sequence[Machine]) -> list[Machine]:
     nodes = [size] * (count // size) + ([count % size] if count % size else [])
     found: list[Machine] = []
     for gpus in nodes:
-        price = next((machine.price_per_hour for machine in alike if machine.gpus == gpus), None)
-        if price is None and not alike:
-            price = read_machines(f"1x{gpus}x{name}")[0].price_per_hour
+        prices = [machine.price_per_hour for machine in owned if machine.gpus == gpus]
+        price = next(iter(prices), None) if owned else price_of(name, gpus)
         found.append(Machine(device=name, gpus=gpus, price_per_hour=price, partition=partition))
     return found
 

@@ -41,7 +41,7 @@ class Metrics:
     lost_gpu_s: float
     overhead_gpu_s: float
     cost: float | None = None
-    """Dollars for the whole cluster over the makespan."""
+    """Dollars for the whole cluster over the makespan; for spot nodes while they are there."""
     held_gpu_s: float = 0.0
     """GPU time that jobs held, with checkpoints, restarts and what failures undid."""
     killed: int = 0
@@ -79,9 +79,6 @@ def _metrics(result: Result, chosen: Chosen, deadlines: Column | None, *, whole:
     slowdown = completion / service
     speed = 1.0 / slowdown
     median, p95, p99 = (float(value) for value in np.percentile(completion, [50, 95, 99]))
-    prices = [machine.price_per_hour for machine in result.machines]
-    per_hour = sum(price for price in prices if price is not None)
-    cost = per_hour * (end - begin) / 3600 if whole and None not in prices else None
     return Metrics(
         jobs=int(completion.size),
         average_jct_s=float(completion.mean()),
@@ -98,12 +95,25 @@ def _metrics(result: Result, chosen: Chosen, deadlines: Column | None, *, whole:
         failures=int(result.failures[chosen].sum()),
         lost_gpu_s=float(result.lost_gpu_s[chosen].sum()),
         overhead_gpu_s=float(result.overhead_gpu_s[chosen].sum()),
-        cost=cost,
+        cost=_cost(result, begin, end) if whole else None,
         held_gpu_s=float(held[chosen].sum()),
         killed=sum(bool(chosen[job]) for job in result.segments.jobs_ended("killed")),
         missed_deadlines=_late(result, chosen, deadlines),
         energy_kwh=drawn.total_kwh if whole and (drawn := energy(result)) is not None else None,
     )
+
+
+def _cost(result: Result, begin: float, end: float) -> float | None:
+    """Dollars from one moment to another; None where a node has no price."""
+    prices = [machine.price_per_hour for machine in result.machines]
+    known = [price for price in prices if price is not None]
+    if len(known) < len(prices):
+        return None
+    unpaid = 0.0
+    for outage in result.taken_back:
+        away_s = min(outage.time_s + outage.repair_s, end) - max(outage.time_s, begin)
+        unpaid += known[outage.node] * max(away_s, 0.0) / 3600
+    return sum(known) * (end - begin) / 3600 - unpaid
 
 
 def _deadlines(result: Result) -> Column | None:

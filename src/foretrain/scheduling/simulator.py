@@ -494,4 +494,5 @@ class Simulation:
             raise self._misbehaved(reason) from error
 
     def _result(self) -> Result:
-        return Result.of(self.policy.name, self.jobs, self._finish_s, self._segments, self.machines.machines)
+        machines, taken_back = self.machines.machines, self._breakdowns.taken_back
+        return Result.of(self.policy.name, self.jobs, self._finish_s, self._segments, machines, taken_back)

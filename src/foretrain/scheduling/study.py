@@ -143,6 +143,10 @@ class Scenario:
     """Of the policy, in place of its own."""
     spot: Spot | None = None
 
+    def __post_init__(self) -> None:
+        if self.spot is not None:
+            object.__setattr__(self, "machines", self.spot.machines(self.machines))
+
     @property
     def in_rounds(self) -> bool:
         """Gavel's policies always, first in, first out where the length of a round is given, others never."""
@@ -225,29 +229,18 @@ class Scenario:
             speeds=self.speeds.make(),
             estimates=self.estimates(),
             truth=None if self.truth_of is None else self._truth(),
-            settings=dataclasses.replace(self.settings, seed=self.seed, failures=self._failures(trace)),
+            settings=dataclasses.replace(self.settings, seed=self.seed, failures=self._failures()),
             tell=tell,
         ).run()
 
-    def _failures(self, trace: Trace) -> FailureModel:
+    def _failures(self) -> FailureModel:
         """Those of the settings, and spot nodes that are taken back."""
-        model = self.settings.failures
-        if self.spot is None:
-            return model
-        last_s = max(job.arrival_s for job in trace.jobs)
-        work_s = sum((job.duration_s or 0.0) * job.gpus for job in trace.jobs)
-        longest_s = max(job.duration_s or 0.0 for job in trace.jobs)
-        until_s = last_s + _SPOT_SPAN * (work_s / sum(machine.gpus for machine in self.machines) + longest_s)
-        taken = self.spot.outages(len(self.machines), until_s, self.seed)
-        both = sorted((*model.outages, *taken), key=lambda outage: (outage.time_s, outage.node))
-        return dataclasses.replace(model, outages=tuple(both))
+        return dataclasses.replace(self.settings.failures, spot=self.spot)
 
 
 _TRUTH_SEED = 1_000_003
 """Added to the seed, so that what happens is drawn apart from what is believed."""
 BELIEFS: dict[str, type[Estimates]] = {"requested": Requested, "history": History}
-_SPOT_SPAN = 4.0
-"""Beyond the last arrival, in times of all the work on the cluster, for which spot nodes come and go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
