@@ -19,7 +19,7 @@ from foretrain.scheduling.capabilities import CANNOT
 from foretrain.scheduling.checkpointing import CheckpointedSpeeds
 from foretrain.scheduling.clusters import read_machines
 from foretrain.scheduling.energy import energy
-from foretrain.scheduling.failures import Outage
+from foretrain.scheduling.failures import FailureModel, Outage
 from foretrain.scheduling.jobs import Trace, TraceJob
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import metrics
@@ -397,3 +397,22 @@ def test_checkpoints_that_jobs_write_as_they_go_cost_time() -> None:
     scenario = Scenario(policy="fifo", machines=[Machine(device="v100", gpus=1)], speeds=source)
     result = scenario.run(Trace(name="t", format="own", jobs=[job("a", duration_s=90.0)]))
     assert result.finish_s.tolist() == pytest.approx([100.0])
+
+
+@pytest.mark.parametrize("policy", policies.names())
+def test_what_a_job_ran_counts_towards_its_limit_whoever_took_turns_with_it(policy: str) -> None:
+    jobs = [job(name, duration_s=7200.0, limit_s=600.0) for name in "ab"]
+    result = played(jobs, policy, gpus=1, rules=Rules(kill=True))
+    assert metrics(result).killed == 2
+    for number in (0, 1):
+        ran_s = sum(each.end_s - each.start_s for each in result.segments if each.job == number)
+        assert ran_s == pytest.approx(600.0)
+
+
+def test_a_job_that_failed_has_its_whole_limit_again() -> None:
+    outage = FailureModel(outages=(Outage(time_s=60.0, node=0, repair_s=10.0),))
+    result = played(
+        [job("a", duration_s=90.0, limit_s=100.0)], "fifo", rules=Rules(kill=True), failures=outage
+    )
+    assert result.finish_s.tolist() == [160.0]
+    assert [each.reason for each in result.segments] == ["node failed", "finished"]

@@ -48,14 +48,13 @@ class PolicyError(ForetrainError):
 
 
 class _Taken(NamedTuple):
-    """A job as it was before it was taken off, for the case that it is started again at the same moment."""
+    """What changes of a job that is taken off, for the case that it is started again at the same moment."""
 
     allocation: Allocation
-    since_s: float
-    ready_s: float
     done: float
     attained_gpu_s: float
     overhead_gpu_s: float
+    ran_s: float
 
 
 class Simulation:
@@ -216,7 +215,7 @@ class Simulation:
         self._segments.take_back(job.number)
         job.preemptions -= 1
         job.overhead_s = 0.0
-        job.allocation, job.since_s, job.ready_s, job.done, job.attained_gpu_s, job.overhead_gpu_s = taken
+        job.allocation, job.done, job.attained_gpu_s, job.overhead_gpu_s, job.ran_s = taken
         self.running[job.number] = job
         if self._mates is not None:
             self._joined(job)
@@ -228,11 +227,11 @@ class Simulation:
         self._known(job, "preempt")
         if job.allocation is None:
             raise self._misbehaved(f"preempts job {job.spec.name!r}, which is not running")
-        held = (job.allocation, job.since_s, job.ready_s, job.done, job.attained_gpu_s, job.overhead_gpu_s)
+        taken = _Taken(job.allocation, job.done, job.attained_gpu_s, job.overhead_gpu_s, job.ran_s)
         job.preemptions += 1
         self._stop(job, "preempted")
         self._events.prune()
-        self._taken[job.number] = _Taken(*held)
+        self._taken[job.number] = taken
         job.overhead_s = self.settings.checkpoint_s + self.settings.restart_s
         self._wait(job)
 
@@ -416,7 +415,8 @@ class Simulation:
             job.ready_s + left / job.rate if left > 0 else job.ready_s, _FINISH, job, job.version
         )
         if self._kills and job.spec.limit_s is not None:
-            self._events.push(job.since_s + job.spec.limit_s, _LIMIT, job, job.version)
+            left_s = max(job.spec.limit_s - job.ran_s, 0.0)
+            self._events.push(job.since_s + left_s, _LIMIT, job, job.version)
         if self._jobs_fail:
             until = self._failures.of_job(job.number, job.starts, job.allocation.gpus)
             if until < math.inf:
@@ -427,7 +427,9 @@ class Simulation:
         allocation = job.allocation
         assert allocation is not None
         job.done = self.done(job)
-        job.attained_gpu_s += (self.now - job.since_s) * allocation.gpus
+        held_s = self.now - job.since_s
+        job.attained_gpu_s += held_s * allocation.gpus
+        job.ran_s += held_s
         if job.ready_s > self.now:
             job.overhead_gpu_s -= (job.ready_s - self.now) * allocation.gpus
         self._segments.add(job.number, job.since_s, self.now, reason, allocation)
@@ -464,6 +466,7 @@ class Simulation:
             )
         job.lost_gpu_s += lost_s * allocation.gpus
         job.overhead_s = self.settings.restart_s
+        job.ran_s = 0.0
         self._wait(job)
 
     def _fail_node(self, strike: Strike) -> bool:
