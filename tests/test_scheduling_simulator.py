@@ -18,6 +18,7 @@ from foretrain.scheduling import (
     metrics,
     policies,
 )
+from foretrain.scheduling.checkpointing import CheckpointedSpeeds
 from foretrain.scheduling.clusters import read_machines
 from foretrain.scheduling.failures import FailureModel, Outage, read_outages
 from foretrain.scheduling.machines import Allocation, DoubleAllocation, Machines
@@ -305,3 +306,16 @@ def test_a_node_that_is_taken_away_while_a_failure_is_repaired_stays_away() -> N
     jobs = [job("a", 0, fails_s + 10)]
     result = Simulation(jobs, [Machine(device="v100", gpus=1)], policies.get("fifo"), settings=around).run()
     assert [each.start_s for each in result.segments][:2] == [0, away.time_s + 1e6]
+
+
+def test_a_checkpoint_that_is_not_written_to_its_end_keeps_nothing() -> None:
+    """Of 40 s a job of eight GPUs works for 30 and writes for 10: after 39 s all is lost, after 85 s five."""
+    machines = [Machine(device="v100", gpus=8)]
+    speeds = CheckpointedSpeeds(TraceSpeeds(), 30.0, 10.0)
+    for time_s, lost_s in ((39.0, 39.0), (85.0, 5.0)):
+        outage = FailureModel(outages=(Outage(time_s=time_s, node=0, repair_s=1.0),))
+        around = Settings(checkpoint_every_s=30.0, failures=outage)
+        jobs = [job("a", 0, 100, 8)]
+        result = Simulation(jobs, machines, policies.get("fifo"), speeds=speeds, settings=around).run()
+        assert result.lost_gpu_s.sum() == pytest.approx(8 * lost_s)
+        assert result.finish_s[0] == pytest.approx(1 + lost_s + 100 * 40 / 30)

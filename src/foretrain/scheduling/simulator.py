@@ -383,6 +383,7 @@ class Simulation:
         assert job.allocation is not None
         assert self._mates is not None
         device = self.machines.pools[job.allocation.pool].device
+        self._note_checkpoint(job)
         job.done = self.done(job)
         job.ready_s = max(job.ready_s, self.now)
         job.rate = self._rates.on(job.spec, job.allocation) * self._mates.speed(job, device)
@@ -393,7 +394,8 @@ class Simulation:
         job.allocation = allocation
         job.starts += 1
         job.since_s = self.now
-        job.ready_s = self.now + job.overhead_s
+        job.ready_s = job.kept_s = self.now + job.overhead_s
+        job.kept = job.done
         job.overhead_gpu_s += job.overhead_s * allocation.gpus
         job.overhead_s = 0.0
         if job.first_start_s is None:
@@ -451,12 +453,11 @@ class Simulation:
         """Back to the last checkpoint, and to the queue."""
         allocation = job.allocation
         assert allocation is not None
-        worked = max(self.now - job.ready_s, 0.0)
-        lost_s = worked % self.settings.checkpoint_every_s
-        rate = job.rate
+        self._note_checkpoint(job)
+        lost_s = max(self.now - job.kept_s, 0.0)
         job.failures += 1
         self._stop(job, reason)
-        job.done = max(job.done - lost_s * rate, 0.0)
+        job.done = job.kept
         job.futile = job.futile + 1 if job.done <= job.furthest else 0
         job.furthest = max(job.furthest, job.done)
         if job.futile > _MOST_FUTILE:
@@ -468,6 +469,15 @@ class Simulation:
         job.overhead_s = self.settings.restart_s
         job.ran_s = 0.0
         self._wait(job)
+
+    def _note_checkpoint(self, job: Active) -> None:
+        """Keep what a job had done at its last checkpoint. It works and writes in turns; its speed has not
+        changed since this was noted last."""
+        turn_s = self.settings.checkpoint_every_s + self._rates.checkpoint_write_s(job.spec)
+        since_s = self.now - job.kept_s
+        if since_s >= turn_s:
+            since_s %= turn_s
+            job.kept, job.kept_s = self.done(job) - since_s * job.rate, self.now - since_s
 
     def _fail_node(self, strike: Strike) -> bool:
         if not self._breakdowns.strikes(strike, self.now):
