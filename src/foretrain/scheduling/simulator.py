@@ -298,7 +298,8 @@ class Simulation:
                         if not finished % 256:
                             self._tell(finished)
                 else:
-                    changed |= self._handle(kind, about, version, over=arrived == count)
+                    arrival_s = order[arrived].arrival_s if arrived < count else math.inf
+                    changed |= self._handle(kind, about, version, arrival_s)
             while arrived < count and order[arrived].arrival_s <= now:
                 self._wait(order[arrived])
                 arrived += 1
@@ -318,15 +319,10 @@ class Simulation:
         self._tell(finished)
         return self._result()
 
-    def _handle(self, kind: int, about: object, version: int, *, over: bool) -> bool:
+    def _handle(self, kind: int, about: object, version: int, arrival_s: float) -> bool:
         """An event that is no end of a job; whether anything changed."""
         if kind == Kind.ROUND:
-            if not self.running and not self.waiting and over:
-                return False
-            assert self.policy.interval_s is not None
-            self._events.push(self.now + self.policy.interval_s, Kind.ROUND, None)
-            self._call(self.policy.round, self)
-            return True
+            return self._round(arrival_s)
         if kind == Kind.REPAIR:
             assert isinstance(about, int)
             return self._breakdowns.repaired(about, self.now)
@@ -340,6 +336,18 @@ class Simulation:
             self._fail(about, "failed")
         else:
             self._call(self.policy.timer, self, about)
+        return True
+
+    def _round(self, arrival_s: float) -> bool:
+        """A round of the policy; where nothing runs or waits the next one is the first from an arrival on."""
+        assert self.policy.interval_s is not None
+        rounds = 1
+        if not self.running and not self.waiting:
+            if arrival_s == math.inf:
+                return False
+            rounds = max(1, math.ceil((arrival_s - self.now) / self.policy.interval_s))
+        self._events.push(self.now + rounds * self.policy.interval_s, Kind.ROUND, None)
+        self._call(self.policy.round, self)
         return True
 
     def _can_start(self) -> bool:
