@@ -22,7 +22,7 @@ from foretrain.scheduling.energy import energy
 from foretrain.scheduling.failures import FailureModel, Outage
 from foretrain.scheduling.jobs import Trace, TraceJob
 from foretrain.scheduling.machines import Machine
-from foretrain.scheduling.metrics import metrics
+from foretrain.scheduling.metrics import metrics, metrics_by_group
 from foretrain.scheduling.page import page
 from foretrain.scheduling.page_parts import against, colourings, queue_over_time, settings_of, trouble
 from foretrain.scheduling.policies.fair_tree import FairTree
@@ -416,3 +416,14 @@ def test_a_job_that_failed_has_its_whole_limit_again() -> None:
     )
     assert result.finish_s.tolist() == [160.0]
     assert [each.reason for each in result.segments] == ["node failed", "finished"]
+
+
+def test_a_job_that_is_killed_before_its_deadline_is_late() -> None:
+    jobs = [
+        job("a", duration_s=7200.0, limit_s=600.0, deadline_s=3600.0, group="g"),
+        job("b", duration_s=7200.0, limit_s=600.0),
+        job("c", duration_s=500.0, limit_s=600.0, deadline_s=3600.0),
+    ]
+    result = played(jobs, "fifo", rules=Rules(kill=True))
+    assert (metrics(result).killed, metrics(result).missed_deadlines) == (2, 1)
+    assert metrics_by_group(result)["g"].missed_deadlines == 1

@@ -47,7 +47,7 @@ class Metrics:
     killed: int = 0
     """Jobs that ended at their limit, not done."""
     missed_deadlines: int | None = None
-    """Of the jobs that have a deadline; None where none has."""
+    """Of the jobs that have a deadline, those that were not done by then; None where none has."""
     energy_kwh: float | None = None
     """Of the whole cluster from the first arrival to the last end, by the power of its devices."""
 
@@ -57,19 +57,23 @@ class Metrics:
 
 def metrics(result: Result) -> Metrics:
     """Of all jobs."""
-    return _metrics(result, np.ones(len(result.jobs), dtype=bool), _deadlines(result), whole=True)
+    everyone = np.ones(len(result.jobs), dtype=bool)
+    return _metrics(result, everyone, _killed(result), _deadlines(result), whole=True)
 
 
 def metrics_by_group(result: Result) -> dict[str, Metrics]:
     """Of each virtual cluster; the utilisation is its share of the whole cluster's GPU time."""
-    groups, deadlines = np.array([job.group for job in result.jobs]), _deadlines(result)
+    groups = np.array([job.group for job in result.jobs])
+    killed, deadlines = _killed(result), _deadlines(result)
     return {
-        str(name): _metrics(result, groups == name, deadlines, whole=False)
+        str(name): _metrics(result, groups == name, killed, deadlines, whole=False)
         for name in sorted(set(groups.tolist()))
     }
 
 
-def _metrics(result: Result, chosen: Chosen, deadlines: Column | None, *, whole: bool) -> Metrics:
+def _metrics(
+    result: Result, chosen: Chosen, killed: Chosen, deadlines: Column | None, *, whole: bool
+) -> Metrics:
     completion = result.completion_s[chosen]
     if not completion.size:
         raise ValueError("metrics need at least one job")
@@ -97,8 +101,8 @@ def _metrics(result: Result, chosen: Chosen, deadlines: Column | None, *, whole:
         overhead_gpu_s=float(result.overhead_gpu_s[chosen].sum()),
         cost=_cost(result, begin, end) if whole else None,
         held_gpu_s=float(held[chosen].sum()),
-        killed=sum(bool(chosen[job]) for job in result.segments.jobs_ended("killed")),
-        missed_deadlines=_late(result, chosen, deadlines),
+        killed=int(killed[chosen].sum()),
+        missed_deadlines=_late(result, chosen, killed, deadlines),
         energy_kwh=drawn.total_kwh if whole and (drawn := energy(result)) is not None else None,
     )
 
@@ -116,6 +120,13 @@ def _cost(result: Result, begin: float, end: float) -> float | None:
     return sum(known) * (end - begin) / 3600 - unpaid
 
 
+def _killed(result: Result) -> Chosen:
+    """The jobs that ended at their limit."""
+    killed = np.zeros(len(result.jobs), dtype=bool)
+    killed[result.segments.jobs_ended("killed")] = True
+    return killed
+
+
 def _deadlines(result: Result) -> Column | None:
     """Of every job, from its arrival on; None where none has one."""
     if all(job.deadline_s is None for job in result.jobs):
@@ -123,10 +134,12 @@ def _deadlines(result: Result) -> Column | None:
     return np.array([math.inf if job.deadline_s is None else job.deadline_s for job in result.jobs])
 
 
-def _late(result: Result, chosen: Chosen, deadlines: Column | None) -> int | None:
+def _late(result: Result, chosen: Chosen, killed: Chosen, deadlines: Column | None) -> int | None:
+    """Jobs that were not done at their deadline; one that ended at its limit never was."""
     if deadlines is None or not np.isfinite(deadlines[chosen]).any():
         return None
-    return int((result.completion_s[chosen] > deadlines[chosen] + _SLACK_S).sum())
+    late = (result.completion_s > deadlines + _SLACK_S) | (killed & np.isfinite(deadlines))
+    return int(late[chosen].sum())
 
 
 def utilization_over_time(result: Result, points: int = 400) -> tuple[Column, Column]:
