@@ -330,3 +330,16 @@ def test_the_operators_options_are_read_and_mistakes_told(tmp_path: Path) -> Non
         assert told in refused.output, refused.output
     sliced = run("--policy", "fifo", "--cluster", "1x8xh100@3g.40gb+4g.40gb,1x8xh100", "--json")
     assert sliced.exit_code == 0, sliced.output
+
+
+def test_errors_that_are_nearly_the_same_are_cases_of_their_own(tmp_path: Path) -> None:
+    words = ("--policy", "sjf", "--errors", "0,0.101,0.104,0.004")
+    document = json.loads(run(*words, "--json").stdout)
+    told = [(each["estimates"], each["error"]) for each in document["means"]]
+    assert told == [("exact", 0.0), ("10.1% off", 0.101), ("10.4% off", 0.104), ("0.4% off", 0.004)]
+    assert [each["estimates"] for each in document["worth"]] == ["10.1% off", "10.4% off", "0.4% off"]
+    alone = {each["error"]: each["average_jct_s"] for each in document["results"]}
+    assert {each["error"]: each["average_jct_s"] for each in document["means"]} == alone
+    assert "10.1% off" in run(*words).output
+    changes = json.loads(run(*words, "--buy", "8xv100", "--json").stdout)["changes"]
+    assert [each["policy"] for each in changes] == ["sjf", "sjf, 10.1% off", "sjf, 10.4% off", "sjf, 0.4% off"]

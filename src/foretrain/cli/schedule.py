@@ -267,12 +267,12 @@ def schedule(
     if (when, buy, search) != (None, None, None):
         return
     wanted = html is not None or log is not None or perfetto is not None
-    first_estimates = scenarios[0].estimates_are
+    first_quality = scenarios[0].quality
     with progress("simulations") as advance:
         outcomes = run_all(
             jobs,
             scenarios,
-            keep=lambda each: wanted and each.seed == 0 and each.estimates_are == first_estimates,
+            keep=lambda each: wanted and each.seed == 0 and each.quality == first_quality,
             processes=processes,
             ray=ray,
             done=lambda count: advance(count, len(scenarios)),
@@ -393,7 +393,7 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
     from foretrain.scheduling.summary import mean_outcomes
 
     means = mean_outcomes(outcomes)
-    several = len({estimates for _, estimates in means}) > 1
+    several = len({quality for _, quality in means}) > 1
     parts: list[RenderableType] = []
     for chosen in _NARROW if several else _WIDE:
         rows, heads = [], []
@@ -401,9 +401,9 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
         shown = [name for name in chosen if name in told]
         if not shown:
             continue
-        for (policy, estimates), found in means.items():
+        for (policy, quality), found in means.items():
             cells = {name: figures(found).get(name, "0") for name in shown}
-            extra = {"estimates": estimates} if several else {}
+            extra = {"estimates": quality.text} if several else {}
             if several and "average JCT" in chosen:
                 extra["vs exact"] = _against(means, policy, found)
             heads = ["policy", *extra, *cells]
@@ -440,13 +440,13 @@ def _prices(outcomes: Sequence[Outcome], means: dict[Key, Metrics]) -> list[str]
 
     lines = {}
     for scenario in (outcome.scenario for outcome in outcomes):
-        found = means[scenario.policy, scenario.estimates_are]
+        found = means[scenario.policy, scenario.quality]
         cost = cost_of_errors(means, scenario.policy, found)
         if cost is not None and abs(cost) > 1e-12:
             whose = f" ({scenario.residuals_of})" if scenario.residuals_of else ""
-            what = f"{scenario.error:.0%} MAPE" if scenario.beliefs == "drawn" else scenario.beliefs
+            what = f"{scenario.quality.off} MAPE" if scenario.beliefs == "drawn" else scenario.beliefs
             verb, size = ("costs you", cost) if cost >= 0 else ("gains you", -cost)
-            lines[scenario.policy, scenario.estimates_are] = (
+            lines[scenario.policy, scenario.quality] = (
                 f"{scenario.policy}: {what}{whose} {verb} {size:.1%} of average JCT"
             )
     return list(lines.values())

@@ -75,7 +75,7 @@ def answer_buy(jobs: Trace, scenarios: Sequence[Scenario], text: str, *, as_json
     from foretrain.report.screen import progress
     from foretrain.report.tables import table
     from foretrain.scheduling.buying import Change, bought
-    from foretrain.scheduling.study import run_all
+    from foretrain.scheduling.study import EXACT, run_all
     from foretrain.scheduling.summary import mean_outcomes
 
     more = bought(text, scenarios[0].machines)
@@ -87,12 +87,12 @@ def answer_buy(jobs: Trace, scenarios: Sequence[Scenario], text: str, *, as_json
     before, after = mean_outcomes(outcomes[: len(scenarios)]), mean_outcomes(outcomes[len(scenarios) :])
     changes = [
         Change(
-            policy=policy if estimates == "exact" else f"{policy}, {estimates}",
+            policy=policy if quality == EXACT else f"{policy}, {quality.text}",
             before=found,
             after=after[key],
         )
         for key, found in before.items()
-        for policy, estimates in [key]
+        for policy, quality in [key]
     ]
     gpus = sum(machine.gpus for machine in more)
     prices = [machine.price_per_hour for machine in more]
@@ -132,9 +132,10 @@ def answer_search(
     from foretrain.scheduling.search import search
     from foretrain.units import format_seconds
 
-    kinds = list(dict.fromkeys(each.estimates_are for each in scenarios))
+    kinds = list(dict.fromkeys(each.quality for each in scenarios))
     if len(kinds) > 1:
-        raise InputError(f"search: tunes for one kind of estimates, and here are {', '.join(kinds)}")
+        found_kinds = ", ".join(each.text for each in kinds)
+        raise InputError(f"search: tunes for one kind of estimates, and here are {found_kinds}")
     chosen = list({each.policy: each for each in scenarios}.values())
     total = len(chosen) * trials
     with progress("trials") as advance:

@@ -72,13 +72,13 @@ def errors_table(outcomes: Sequence[Outcome]) -> str:
     from foretrain.scheduling.summary import cost_of_errors, mean_outcomes
 
     means = mean_outcomes(outcomes)
-    if len({estimates for _, estimates in means}) < 2:
+    if len({quality for _, quality in means}) < 2:
         return ""
     rows = []
-    for (policy, estimates), found in means.items():
+    for (policy, quality), found in means.items():
         cost = cost_of_errors(means, policy, found)
         rows.append(
-            [policy, estimates, format_seconds(found.average_jct_s), "" if cost is None else f"{cost:+.1%}"]
+            [policy, quality.text, format_seconds(found.average_jct_s), "" if cost is None else f"{cost:+.1%}"]
         )
     return table(("policy", "estimates", "average JCT", "vs exact"), rows)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretrain import predictors
 from foretrain.errors import InputError, invalid, unknown
@@ -113,6 +113,34 @@ def _template(file: Path) -> Job:
         raise error if str(error).startswith(str(file)) else InputError(f"{file}: {error}") from error
 
 
+class Quality(NamedTuple):
+    """How good estimates are, by which simulations are told apart."""
+
+    beliefs: str = "drawn"
+    residuals_of: str | None = None
+    error: float = 0.0
+
+    @property
+    def off(self) -> str:
+        """The error in words: as it was given, or rounded where it was measured."""
+        percent = 100 * self.error
+        if self.residuals_of is None:
+            return f"{percent:.6g}%"
+        return f"{percent:.0f}%" if percent >= 1 else f"{percent:.1g}%"
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.beliefs != "drawn":
+            return self.beliefs
+        if self.residuals_of is not None:
+            return f"{self.residuals_of} ({self.off} off)"
+        return f"{self.off} off" if self.error else "exact"
+
+
+EXACT = Quality()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """One simulation, but for its trace."""
@@ -186,13 +214,14 @@ class Scenario:
             raise InputError(f"pairs: policy {name} needs them: what two jobs on a GPU cost each other")
 
     @property
+    def quality(self) -> Quality:
+        """How good the estimates are."""
+        return Quality(self.beliefs, self.residuals_of, self.error)
+
+    @property
     def estimates_are(self) -> str:
-        """For people: how good the estimates are."""
-        if self.beliefs != "drawn":
-            return self.beliefs
-        if self.residuals_of is not None:
-            return f"{self.residuals_of} ({self.error:.0%} off)"
-        return f"{self.error:.0%} off" if self.error else "exact"
+        """The same for people."""
+        return self.quality.text
 
     def estimates(self) -> Estimates:
         if self.beliefs != "drawn":
