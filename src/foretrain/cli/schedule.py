@@ -15,7 +15,7 @@ from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut, hush_ray, one_thread
 from foretrain.cli.schedule_checks import refuse_what_changes_nothing
-from foretrain.errors import invalid, unknown
+from foretrain.errors import InputError, invalid, unknown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from foretrain.scheduling.failures import FailureModel
     from foretrain.scheduling.jobs import Trace
     from foretrain.scheduling.metrics import Metrics
+    from foretrain.scheduling.queue_now import QueueNow
     from foretrain.scheduling.study import Outcome, Scenario
     from foretrain.scheduling.summary import Key
 
@@ -92,7 +93,7 @@ def schedule(
     ] = None,
     estimates: Annotated[
         str | None,
-        typer.Option(help="Estimates that policies go by, too: requested (by users), history, or both."),
+        typer.Option(help="Estimates to go by, too: requested (by users), history, or requested,history."),
     ] = None,
     truth: Annotated[
         str | None,
@@ -214,7 +215,7 @@ def schedule(
         if target is not None:
             check_target(target)
     now = None if when is None or trace is None else queue_now(Path(trace), format)
-    jobs = now.trace if now is not None else _jobs(trace, generate, format, first)
+    jobs = _jobs(trace, generate, format, first, now)
     if now is not None:
         told = f"{now.running:,} running, {now.waiting:,} waiting, {now.history:,} ended that tell how long"
         say(f"{jobs.name}: the queue as it stands: {told}")
@@ -259,7 +260,8 @@ def schedule(
         say(f"{jobs.name}: {line}")
     how: dict[str, Any] = {"processes": processes, "ray": ray, "as_json": as_json}
     if asked is not None:
-        answer_when(jobs, scenarios, asked, DRAWS if draws is None else draws, **how)
+        told = errors is not None
+        answer_when(jobs, scenarios, asked, DRAWS if draws is None else draws, errors_told=told, **how)
     if buy is not None:
         answer_buy(jobs, scenarios, buy, **how)
     if search is not None:
@@ -292,13 +294,19 @@ def schedule(
 # What to simulate
 
 
-def _jobs(trace: str | None, generate: str | None, format: str | None, first: int | None) -> Trace:
+def _jobs(
+    trace: str | None, generate: str | None, format: str | None, first: int | None, now: QueueNow | None
+) -> Trace:
+    """Of a file, made up, or of the queue as it stands."""
     from foretrain.scheduling.traces import read_trace
     from foretrain.scheduling.workload import TraceGenerator
 
     if (trace is None) == (generate is None):
         raise typer.BadParameter("give a TRACE or --generate (and only one of them)")
-    jobs = TraceGenerator.read(str(generate)).trace() if trace is None else read_trace(Path(trace), format)
+    if now is not None:
+        jobs = now.trace
+    else:
+        jobs = read_trace(Path(trace), format) if trace else TraceGenerator.read(str(generate)).trace()
     if first is not None and first < 1:
         raise invalid("first", first, "a whole number of at least 1")
     return jobs if first is None else jobs.first(first)
@@ -319,7 +327,9 @@ def _scenarios(
 
     if seeds < 1:
         raise invalid("seeds", seeds, "a whole number of at least 1")
-    rounds_s = 0.0 if rounds is None else _seconds("rounds", rounds)
+    rounds_s = None if rounds is None else _seconds("rounds", rounds)
+    if rounds_s is not None and not rounds_s > 0:
+        raise invalid("--rounds", rounds, "a time above 0")
     table = source.get("throughputs")
     devices = ThroughputTable.load(table).devices if table else ()
     machines = read_machines(cluster, rack=rack, devices=devices)
@@ -338,9 +348,13 @@ def _scenarios(
             pairs=pairs_of(world["pairs"], speeds.uses),
             rules=Rules() if world["rules"] is None else read_rules(world["rules"]),
         ),
-        "rounds_s": rounds_s or None,
+        "rounds_s": rounds_s,
     }
-    combinations = itertools.product(map(str.strip, policies), beliefs, range(seeds))
+    names = [name.strip() for name in policies]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"--policy: {twice!r} is named twice; name each policy once")
+    combinations = itertools.product(names, beliefs, range(seeds))
     scenarios = [
         Scenario(policy=policy, seed=seed, redraw=True, **quality, **shared)
         for policy, quality, seed in combinations

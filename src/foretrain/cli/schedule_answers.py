@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 
 def answer_when(
-    jobs: Trace, scenarios: Sequence[Scenario], name: str, draws: int, *, as_json: bool, **how: Any
-) -> None:
-    """For every policy and kind of errors, when the job starts and ends."""
+    jobs: Trace, scenarios: Sequence[Scenario], name: str, draws: int,
+    *, errors_told: bool, as_json: bool, **how: Any,
+) -> None:  # fmt: skip
+    """For every policy and kind of errors, when the job starts and ends; exact estimates count as a kind only
+    where errors were told."""
     from foretrain.report import dump
     from foretrain.report.screen import progress
     from foretrain.report.tables import table
@@ -31,7 +33,7 @@ def answer_when(
     if in_rounds is not None:
         why = "in rounds policies know how many steps jobs have, and lengths that are drawn would be no news"
         raise InputError(f"when: policy {in_rounds} cannot honour it; {why}")
-    chosen = [each for each in scenarios if each.error > 0]
+    chosen = [each for each in scenarios if errors_told or each.error > 0]
     told = bool(chosen)
     if not told:
         chosen = [dataclasses.replace(each, error=USUAL_ERROR) for each in scenarios]
