@@ -230,8 +230,9 @@ def schedule(
     by_forecast = checkpoint_write == "forecast"
     write_s = 0.0 if by_forecast else _seconds("checkpoint-write", checkpoint_write or "0")
     every_s = _seconds("checkpoint-every", checkpoint_every or "30min")
+    nodes_to_rack = 16 if rack is None else rack
     scenarios = _scenarios(
-        jobs, policy.split(","), cluster=cluster, rack=16 if rack is None else rack,
+        jobs, policy.split(","), cluster=cluster, rack=nodes_to_rack,
         placement=placement, rounds=rounds, beliefs=beliefs, seeds=seeds,
         source={"throughputs": throughputs, "predictor": predictor, "templates": templates,
         "slowdown_per_node": slowdown_per_node or 0.0,
@@ -263,7 +264,7 @@ def schedule(
         told = errors is not None
         answer_when(jobs, scenarios, asked, DRAWS if draws is None else draws, errors_told=told, **how)
     if buy is not None:
-        answer_buy(jobs, scenarios, buy, **how)
+        answer_buy(jobs, scenarios, buy, nodes_to_rack, **how)
     if search is not None:
         answer_search(jobs, scenarios, search, **how)
     if (when, buy, search) != (None, None, None):

@@ -71,8 +71,10 @@ def _about(found: Eta, *, told: bool, several: bool) -> str:
     return f"{found.job.name}: {gpus}, from its arrival on; {found.draws} draws{estimates}"
 
 
-def answer_buy(jobs: Trace, scenarios: Sequence[Scenario], text: str, *, as_json: bool, **how: Any) -> None:
-    """What more GPUs change, policy by policy."""
+def answer_buy(
+    jobs: Trace, scenarios: Sequence[Scenario], text: str, rack: int, *, as_json: bool, **how: Any
+) -> None:
+    """What more GPUs change, policy by policy; so many nodes make a rack."""
     from foretrain.report import dump
     from foretrain.report.screen import progress
     from foretrain.report.tables import table
@@ -80,7 +82,7 @@ def answer_buy(jobs: Trace, scenarios: Sequence[Scenario], text: str, *, as_json
     from foretrain.scheduling.study import EXACT, run_all
     from foretrain.scheduling.summary import mean_outcomes
 
-    more = bought(text, scenarios[0].machines)
+    more = bought(text, scenarios[0].machines, rack=rack)
     grown = [dataclasses.replace(each, machines=[*each.machines, *more]) for each in scenarios]
     with progress("simulations") as advance:
         outcomes = run_all(

@@ -9,7 +9,7 @@ from typing import Any
 
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError, invalid
-from foretrain.scheduling.clusters import MOST_GPUS, price_of, read_machines
+from foretrain.scheduling.clusters import MOST_GPUS, in_racks, price_of, read_machines
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import Metrics
 
@@ -20,11 +20,17 @@ _COMPARED = (
 )
 
 
-def bought(text: str, machines: Sequence[Machine]) -> list[Machine]:
+def bought(text: str, machines: Sequence[Machine], *, rack: int = 16) -> list[Machine]:
+    """The nodes that are bought, so many to a rack, in racks that the cluster does not have yet."""
+    free = max((machine.rack for machine in machines), default=-1) + 1
+    return in_racks(nodes_in_words(text, machines), rack, first=free)
+
+
+def nodes_in_words(text: str, machines: Sequence[Machine]) -> list[Machine]:
     """Nodes in words: ``8xh100`` (GPUs x device, in nodes as large as the cluster has of it, else of 8),
     or as in a cluster, ``2x8xh100``.
 
-    >>> [machine.gpus for machine in bought("12xv100", [Machine(device="v100", gpus=8)])]
+    >>> [machine.gpus for machine in nodes_in_words("12xv100", [Machine(device="v100", gpus=8)])]
     [8, 4]
     """
     match = re.fullmatch(r"(\d+)x([a-z][\w.-]*)", text.strip())

@@ -141,8 +141,10 @@ def of_cluster(cluster: Cluster, *, rack: int = 16) -> list[Machine]:
     return in_racks(machines, rack)
 
 
-def in_racks(machines: Sequence[Machine], rack: int) -> list[Machine]:
-    """The same nodes, so many to a rack."""
+def in_racks(machines: Sequence[Machine], rack: int, *, first: int = 0) -> list[Machine]:
+    """The same nodes, so many to a rack; racks are counted from the first on."""
     if rack < 1:
         raise invalid("rack", rack, "a whole number of at least 1")
-    return [dataclasses.replace(machine, rack=place // rack) for place, machine in enumerate(machines)]
+    return [
+        dataclasses.replace(machine, rack=first + place // rack) for place, machine in enumerate(machines)
+    ]
