@@ -345,7 +345,12 @@ def test_errors_that_are_nearly_the_same_are_cases_of_their_own(tmp_path: Path) 
     assert {each["error"]: each["average_jct_s"] for each in document["means"]} == alone
     assert "10.1% off" in run(*words).output
     changes = json.loads(run(*words, "--buy", "8xv100", "--json").stdout)["changes"]
-    assert [each["policy"] for each in changes] == ["sjf", "sjf, 10.1% off", "sjf, 10.4% off", "sjf, 0.4% off"]
+    assert [each["policy"] for each in changes] == [
+        "sjf",
+        "sjf, 10.1% off",
+        "sjf, 10.4% off",
+        "sjf, 0.4% off",
+    ]
 
 
 def test_when_honours_that_estimates_have_no_errors() -> None:

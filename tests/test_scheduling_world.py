@@ -18,6 +18,7 @@ from foretrain.scheduling.buying import bought
 from foretrain.scheduling.capabilities import CANNOT
 from foretrain.scheduling.checkpointing import CheckpointedSpeeds
 from foretrain.scheduling.clusters import read_machines
+from foretrain.scheduling.correlation import Shares
 from foretrain.scheduling.energy import energy
 from foretrain.scheduling.failures import FailureModel, Outage
 from foretrain.scheduling.jobs import Trace, TraceJob
@@ -427,3 +428,55 @@ def test_a_job_that_is_killed_before_its_deadline_is_late() -> None:
     result = played(jobs, "fifo", rules=Rules(kill=True))
     assert (metrics(result).killed, metrics(result).missed_deadlines) == (2, 1)
     assert metrics_by_group(result)["g"].missed_deadlines == 1
+
+
+@pytest.mark.parametrize("text", ["3x8xv100", "24xv100"])
+def test_nodes_that_are_bought_stand_in_racks_of_their_own(text: str) -> None:
+    machines = read_machines("3x8xv100", rack=2)
+    assert [machine.rack for machine in machines] == [0, 0, 1]
+    more = bought(text, machines, rack=2)
+    assert [(machine.gpus, machine.rack) for machine in more] == [(8, 2), (8, 2), (8, 3)]
+
+
+def test_the_settings_of_a_page_are_all_that_were_given() -> None:
+    rules = Rules(queues={"lab": Queue(gpus=4)}, reservations=(Reservation(start_s=0.0, end_s=60.0, gpus=1),))
+    scenario = Scenario(
+        policy="fifo",
+        machines=read_machines("5x4xv100", rack=2),
+        placement="topology",
+        speeds=SpeedSource(
+            slowdown_per_node=0.5, memory_risk=0.1, checkpoint_write_s=20.0, predictor="p",
+            templates=Path("jobs"), uses={"net": Use(busy=0.5, kernel_s=1e-5, memory_bytes=1.0)},
+        ),
+        settings=Settings(
+            migrate=True, mixed_gangs=True, least_speed=0.5, checkpoint_every_s=420.0, rules=rules,
+            failures=FailureModel(node_mtbf_s=86400.0, repair_s=1200.0),
+        ),
+        shares=Shares(user=0.2, model=0.5),
+        truth_of="p",
+        spot=Spot(nodes=1, mean_s=3600.0, away_s=600.0, price=0.25),
+    )  # fmt: skip
+    told = settings_of(scenario)
+    assert (
+        told
+        | {
+            "nodes to a rack": "2",
+            "slowdown per node": "0.5",
+            "templates": "jobs",
+            "risk of running out of memory": "0.1",
+            "kinds with a known use of a device": "1",
+            "moves to faster devices": "yes",
+            "gangs on several kinds of devices": "yes",
+            "repair of a node": "20 min",
+            "time between checkpoints": "7 min",
+            "writing a checkpoint": "20 s",
+            "errors alike": "users 0.2, models 0.5 of the variance",
+            "truth": "forecasts, off as p was",
+            "spot nodes": "1, away after 1 h for 10 min, at 0.25 of the price",
+            "queues": "lab",
+        }
+        == told
+    )
+    assert set(settings_of(Scenario(policy="fifo", machines=read_machines("1x1xv100")))) == {
+        "cluster", "placement", "speeds",
+    }  # fmt: skip

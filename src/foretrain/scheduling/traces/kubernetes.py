@@ -35,7 +35,9 @@ def read_kubernetes(lines: Sequence[str], malformed: MalformedLines) -> list[Tra
     chosen = [item for item in items if item.get("kind") in KINDS]
     if not chosen:
         raise InputError(f"holds none of {', '.join(KINDS)}; kubectl get workloads,jobs,pods -o json")
-    stood_for = {_uid(owner) for item in chosen for owner in _owners(item) if item["kind"] == "Workload"} - {""}
+    stood_for = {_uid(owner) for item in chosen for owner in _owners(item) if item["kind"] == "Workload"} - {
+        ""
+    }
     present = {_uid(_part(item, "metadata")) for item in chosen} - {""}
     jobs = []
     for number, item in enumerate(items, start=1):

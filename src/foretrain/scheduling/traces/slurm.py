@@ -70,7 +70,9 @@ def array_tasks(name: str) -> list[str] | None:
         return None
     tasks: list[str] = []
     for first, end, step in re.findall(_TASKS, match["tasks"]):
-        tasks += [f"{match['job']}_{task}" for task in range(int(first), int(end or first) + 1, int(step or 1))]
+        tasks += [
+            f"{match['job']}_{task}" for task in range(int(first), int(end or first) + 1, int(step or 1))
+        ]
     return tasks
 
 
