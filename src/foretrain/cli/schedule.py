@@ -261,8 +261,8 @@ def schedule(
         say(f"{jobs.name}: {line}")
     how: dict[str, Any] = {"processes": processes, "ray": ray, "as_json": as_json}
     if asked is not None:
-        told = errors is not None
-        answer_when(jobs, scenarios, asked, DRAWS if draws is None else draws, errors_told=told, **how)
+        how_many = DRAWS if draws is None else draws
+        answer_when(jobs, scenarios, asked, how_many, errors_told=errors is not None, **how)
     if buy is not None:
         answer_buy(jobs, scenarios, buy, nodes_to_rack, **how)
     if search is not None:

@@ -15,7 +15,8 @@ from foretrain.scheduling.machines import Machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """Nodes that cost less, go away and are paid for while they are there: the last so many of the cluster."""
+    """Nodes that cost less and go away: the last so many of the cluster. They are paid for while they are
+    there."""
 
     nodes: int
     mean_s: float

@@ -144,7 +144,7 @@ def _with(item: Mapping[str, Any], duration_s: float) -> TraceJob:
         limit_s, queue = spec.get("activeDeadlineSeconds"), _part(about, "labels").get(_QUEUE, "")
     gpus, share = _gpus(sets)
     created_s = _time_s(about["creationTimestamp"])
-    products = {_part(pod, "nodeSelector").get(_PRODUCT) for _, pod in sets} - {None}
+    products = {str(_part(pod, "nodeSelector").get(_PRODUCT) or "") for _, pod in sets} - {""}
     pod = sets[0][1]
     return TraceJob(
         name=f"{about.get('namespace', '')}/{about['name']}".lstrip("/"),
