@@ -123,6 +123,9 @@ def test_logs_traces_and_the_page(tmp_path: Path) -> None:
         (["--residuals", "nowhere.json"], "nowhere.json: cannot be read"),
         (["--restart", "soon"], "--restart: 'soon' is not a time"),
         (["--cluster", "99999999999x8xv100"], "is not at most 10,000,000 GPUs"),
+        (["--rounds", "0"], "--rounds: '0' is not a time above 0"),
+        (["--format", "swf"], "--format: cannot be honoured together with --generate"),
+        (["--policy", "fifo, srtf,fifo"], "--policy: 'fifo' is named twice; name each policy once"),
         (["--draws", "9"], "--draws: changes nothing without --when"),
         (["--repair", "2h"], "--repair: changes nothing without --node-mtbf"),
         (["--rack", "4"], "--rack: changes nothing without --placement topology"),
@@ -330,3 +333,56 @@ def test_the_operators_options_are_read_and_mistakes_told(tmp_path: Path) -> Non
         assert told in refused.output, refused.output
     sliced = run("--policy", "fifo", "--cluster", "1x8xh100@3g.40gb+4g.40gb,1x8xh100", "--json")
     assert sliced.exit_code == 0, sliced.output
+
+
+def test_errors_that_are_nearly_the_same_are_cases_of_their_own(tmp_path: Path) -> None:
+    words = ("--policy", "sjf", "--errors", "0,0.101,0.104,0.004")
+    document = json.loads(run(*words, "--json").stdout)
+    told = [(each["estimates"], each["error"]) for each in document["means"]]
+    assert told == [("exact", 0.0), ("10.1% off", 0.101), ("10.4% off", 0.104), ("0.4% off", 0.004)]
+    assert [each["estimates"] for each in document["worth"]] == ["10.1% off", "10.4% off", "0.4% off"]
+    alone = {each["error"]: each["average_jct_s"] for each in document["results"]}
+    assert {each["error"]: each["average_jct_s"] for each in document["means"]} == alone
+    assert "10.1% off" in run(*words).output
+    changes = json.loads(run(*words, "--buy", "8xv100", "--json").stdout)["changes"]
+    assert [each["policy"] for each in changes] == [
+        "sjf",
+        "sjf, 10.1% off",
+        "sjf, 10.4% off",
+        "sjf, 0.4% off",
+    ]
+
+
+def test_when_honours_that_estimates_have_no_errors() -> None:
+    words = ("--policy", "fifo", "--when", "gpus=4,time=1h", "--draws", "3")
+    done = run(*words, "--errors", "0", "--json")
+    assert done.exit_code == 0, done.output
+    (answer,) = json.loads(done.stdout)["when"]
+    assert answer["estimates"] == "exact"
+    ends = answer["ends_after"]
+    assert ends["low_s"] == ends["high_s"] == answer["starts_after"]["low_s"] + 3600
+    several = json.loads(run(*words, "--errors", "0,0.3", "--json").stdout)["when"]
+    assert [each["estimates"] for each in several] == ["exact", "30% off"]
+    assert "assumed" not in run(*words, "--errors", "0").output
+    assert "30% off (assumed" in run(*words).output
+
+
+def test_when_on_a_queue_as_it_stands_takes_the_jobs_that_come_first(tmp_path: Path) -> None:
+    path = tmp_path / "queue.txt"
+    rows = "".join(
+        f"{number}|2026-01-05T09:0{number}:00|PENDING|01:00:00|gres/gpu=4\n" for number in (1, 2, 3)
+    )
+    path.write_text(f"JobID|Submit|State|Timelimit|ReqTRES\n{rows}")
+    words = ["schedule", str(path), "--cluster", "1x4xv100", "--policy", "fifo", "--processes", "1"]
+    asked = ["--when", "gpus=4,time=1h", "--errors", "0", "--draws", "2", "--json"]
+
+    def starts_after_s(*more: str) -> float:
+        done = CliRunner().invoke(app, [*words, *asked, *more])
+        assert done.exit_code == 0, done.output
+        return float(json.loads(done.stdout)["when"][0]["starts_after"]["median_s"])
+
+    assert starts_after_s() == pytest.approx(3 * 1800, abs=1)
+    assert starts_after_s("--first", "1") == pytest.approx(1800, abs=1)
+    both = CliRunner().invoke(app, [*words, *asked, "--generate", "jobs=5"])
+    assert both.exit_code == 2
+    assert "give a TRACE or --generate (and only one of them)" in both.output

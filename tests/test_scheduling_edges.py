@@ -4,6 +4,7 @@ import gzip
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -257,3 +258,22 @@ def test_time_in_a_round_is_counted_as_the_difference_of_moments() -> None:
     result = rounds.run()
     received = sum(each.end_s - each.start_s for each in result.segments)
     assert rounds._jobs[0].received_s["v100"] - 180.0 == pytest.approx(received, abs=1e-9)
+
+
+def test_rounds_skip_the_time_in_which_nothing_runs_or_waits() -> None:
+    class Counting(Policy):
+        name = "counting"
+        interval_s = 60.0
+        rounds: ClassVar[list[float]] = []
+
+        def round(self, cluster: Simulation) -> None:
+            self.rounds.append(cluster.now)
+
+        def decide(self, cluster: Simulation) -> None:
+            for waiting in list(cluster.waiting.values()):
+                cluster.start(waiting)
+
+    jobs = [job("a", 0, 70), job("b", 1e12 + 30, 70), job("c", 1e12 + 300, 10)]
+    result = Simulation(jobs, ONE, Counting()).run()
+    assert result.finish_s.tolist() == [70, 1e12 + 100, 1e12 + 310]
+    assert Counting.rounds == [0, 60, 120, 1e12 + 80, 1e12 + 140], "multiples of 60 s, as without the gap"

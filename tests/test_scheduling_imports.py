@@ -236,3 +236,77 @@ def test_kueue_queue_as_it_stands(tmp_path: Path) -> None:
     assert (found.running, found.waiting) == (1, 0)
     (job,) = found.trace.jobs
     assert job.gpus == 16
+
+
+@pytest.mark.parametrize(("key", "waits"), [("metadata", False), ("spec", False), ("status", True)])
+def test_an_item_of_kubernetes_without_a_table_is_counted_and_the_others_are_read(
+    tmp_path: Path, key: str, waits: bool
+) -> None:
+    pods = [_pod(name, {"nvidia.com/gpu": "1"}) for name in ("good", "bad")]
+    pods[1][key] = None
+    trace = read_trace(_file(tmp_path, "pods.json", json.dumps({"items": pods})))
+    assert [job.name for job in trace.jobs] == ["team/good"]
+    assert trace.malformed.total == 1
+    found = queue_now(_file(tmp_path, "pods.json", json.dumps({"items": pods})))
+    assert (found is not None and found.waiting == 1) is waits
+
+
+def test_labels_owners_and_selectors_that_are_null_are_none(tmp_path: Path) -> None:
+    job = _kueue()["items"][1]
+    job["metadata"] |= {"labels": None, "ownerReferences": None}
+    job["spec"]["template"]["spec"]["nodeSelector"] = None
+    trace = read_trace(_file(tmp_path, "jobs.json", json.dumps({"items": [job]})))
+    assert [(each.name, each.gpus, each.group) for each in trace.jobs] == [("team/train", 16, "team")]
+    assert trace.malformed.total == 0
+
+
+def _swf(**cells: str) -> str:
+    places = {"number": 0, "run": 3, "held": 4, "asked": 7, "limit": 8}
+    line = "7 60 5 300 4 -1 -1 4 600 -1 1 12 3 -1 2 -1 -1 -1".split()
+    for name, cell in cells.items():
+        line[places[name]] = cell
+    return " ".join(line)
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ({"run": "nan"}, "a field is not a number"),
+        ({"limit": "inf"}, "a field is not a number"),
+        ({"held": "nan"}, "a field is not a number"),
+        ({"held": "inf"}, "a field is not a number"),
+        ({"number": "nan"}, "a field is not a number"),
+        ({"held": "1.9"}, "no whole number of processors"),
+        ({"run": "1e11"}, "duration_s is not valid"),
+    ],
+)
+def test_a_line_of_swf_that_is_no_job_is_counted(tmp_path: Path, cells: dict[str, str], why: str) -> None:
+    trace = read_trace(_file(tmp_path, "log.swf", f"{_swf(number='8')}\n{_swf(**cells)}\n"))
+    assert [job.name for job in trace.jobs] == ["8"]
+    assert trace.malformed.counts == {why: 1}
+
+
+@pytest.mark.parametrize("gpus", ["inf", "nan", "1.9"])
+def test_a_line_of_gavel_without_a_whole_number_of_devices_is_counted(tmp_path: Path, gpus: str) -> None:
+    cells = ["net", "run", "/", "--steps", "1", "100", "{}", "1", "-1", "0"]
+    lines = ["\t".join([*cells[:6], each, *cells[7:]]) for each in ("2", gpus)]
+    trace = read_trace(_file(tmp_path, "gavel.trace", "\n".join(lines)))
+    assert [job.gpus for job in trace.jobs] == [2]
+    assert trace.malformed.total == 1
+
+
+def test_every_task_of_an_array_with_a_step_waits(tmp_path: Path) -> None:
+    text = QUEUE.replace("5_[1-2]", "5_[1-7:3]")
+    found = queue_now(_file(tmp_path, "queue.txt", text))
+    assert found is not None
+    assert [job.name for job in found.trace.jobs] == ["3", "4", "5_1", "5_4", "5_7"]
+    for odd in ("5_[1-]", "5_[,]", "5_[1-3:0]"):
+        as_one = queue_now(_file(tmp_path, "queue.txt", QUEUE.replace("5_[1-2]", odd)))
+        assert as_one is not None
+        assert [job.name for job in as_one.trace.jobs] == ["3", "4", odd]
+
+
+def test_blanks_after_the_commas_of_a_heading_count_for_nothing(tmp_path: Path) -> None:
+    text = "name, arrival_s, gpus, duration_s, group\na, 5, 2, 30, lab\n"
+    (job,) = read_trace(_file(tmp_path, "own.csv", text)).jobs
+    assert (job.name, job.gpus, job.duration_s, job.group) == ("a", 2, 30.0, "lab")

@@ -17,6 +17,7 @@ from foretrain.errors import InputError
 from foretrain.estimate import Estimate
 from foretrain.forecast import Forecast
 from foretrain.scheduling import policies
+from foretrain.scheduling.failures import FailureModel, Outage
 from foretrain.scheduling.jobs import TraceJob
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.result import Result
@@ -264,3 +265,33 @@ def test_driples_figures_need_templates() -> None:
     made = ["--generate", "jobs=3,gap=10s,median=1min"]
     line = fails("schedule", *made, "--cluster", "1x1xv100", "--pairs", "turns", "--uses", "driple")
     assert "--uses: driple needs --predictor and --templates" in line
+
+
+@pytest.mark.parametrize(("every_s", "lost_s", "done"), [(1e5, 950.0, 0.0), (400.0, 150.0, 800.0)])
+def test_a_mate_that_comes_or_goes_is_no_checkpoint(every_s: float, lost_s: float, done: float) -> None:
+    """Both jobs keep 0.8 of their speed together: from 900 s to 906.25 s. The node is away at 950 s."""
+    outage = FailureModel(outages=(Outage(time_s=950.0, node=0, repair_s=1.0),))
+    jobs = [
+        TraceJob(name=name, arrival_s=arrival_s, duration_s=duration_s, gpus=1)
+        for name, arrival_s, duration_s in (("a", 0.0, 1000.0), ("b", 900.0, 5.0))
+    ]
+    around = Settings(checkpoint_every_s=every_s, pairs=Fixed(0.8), failures=outage)
+    result = Simulation(jobs, [Machine(device="v100", gpus=1)], policies.get("fifo"), settings=around).run()
+    assert result.finish_s[1] == pytest.approx(906.25)
+    assert result.lost_gpu_s.tolist() == pytest.approx([lost_s, 0.0])
+    assert result.finish_s[0] == pytest.approx(951.0 + 1000.0 - done)
+
+
+def test_a_checkpoint_between_two_changes_of_speed_is_kept() -> None:
+    """Alone until 100 s, at 0.8 until 600 s, alone again: at the checkpoint of 400 s 100 + 0.8 * 300 s of
+    work are done, and at 650 s nothing more is kept."""
+    outage = FailureModel(outages=(Outage(time_s=650.0, node=0, repair_s=1.0),))
+    jobs = [
+        TraceJob(name=name, arrival_s=arrival_s, duration_s=duration_s, gpus=1)
+        for name, arrival_s, duration_s in (("a", 0.0, 1000.0), ("b", 100.0, 400.0))
+    ]
+    around = Settings(checkpoint_every_s=400.0, pairs=Fixed(0.8), failures=outage)
+    result = Simulation(jobs, [Machine(device="v100", gpus=1)], policies.get("fifo"), settings=around).run()
+    assert result.finish_s[1] == pytest.approx(600.0)
+    assert result.lost_gpu_s[0] == pytest.approx(250.0)
+    assert result.finish_s[0] == pytest.approx(651.0 + 1000.0 - 340.0)

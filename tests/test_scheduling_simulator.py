@@ -18,6 +18,7 @@ from foretrain.scheduling import (
     metrics,
     policies,
 )
+from foretrain.scheduling.checkpointing import CheckpointedSpeeds
 from foretrain.scheduling.clusters import read_machines
 from foretrain.scheduling.failures import FailureModel, Outage, read_outages
 from foretrain.scheduling.machines import Allocation, DoubleAllocation, Machines
@@ -278,3 +279,43 @@ def test_jobs_stay_off_devices_that_they_cannot_run_on(policy: str) -> None:
     for segment in result.segments:
         node = segment.allocation.parts[0][0]
         assert node == 2 or jobs[segment.job].kind == "small"
+
+
+@pytest.mark.parametrize("repairs_s", [(50.0, 5000.0), (5010.0, 20.0)])
+def test_a_node_that_is_struck_while_it_is_away_comes_back_when_both_are_over(
+    repairs_s: tuple[float, float],
+) -> None:
+    first, second = (
+        Outage(time_s=time_s, node=0, repair_s=repair_s)
+        for time_s, repair_s in zip((10.0, 20.0), repairs_s, strict=True)
+    )
+    failures = FailureModel(outages=(first, second))
+    machines = [Machine(device="v100", gpus=8)]
+    result = Simulation(
+        [job("a", 0, 1000, 8)], machines, policies.get("fifo"), settings=Settings(failures=failures)
+    ).run()
+    assert [(each.start_s, each.end_s) for each in result.segments] == [(0, 10), (5020, 6020)]
+
+
+def test_a_node_that_is_taken_away_while_a_failure_is_repaired_stays_away() -> None:
+    model = FailureModel(node_mtbf_s=1e4, repair_s=1e3)
+    draws = model.starts(0)
+    fails_s, repair_s = draws.of_node(0), draws.repair_of(0)
+    away = Outage(time_s=fails_s + repair_s / 2, node=0, repair_s=1e6)
+    around = Settings(failures=FailureModel(node_mtbf_s=1e4, repair_s=1e3, outages=(away,)))
+    jobs = [job("a", 0, fails_s + 10)]
+    result = Simulation(jobs, [Machine(device="v100", gpus=1)], policies.get("fifo"), settings=around).run()
+    assert [each.start_s for each in result.segments][:2] == [0, away.time_s + 1e6]
+
+
+def test_a_checkpoint_that_is_not_written_to_its_end_keeps_nothing() -> None:
+    """Of 40 s a job of eight GPUs works for 30 and writes for 10: after 39 s all is lost, after 85 s five."""
+    machines = [Machine(device="v100", gpus=8)]
+    speeds = CheckpointedSpeeds(TraceSpeeds(), 30.0, 10.0)
+    for time_s, lost_s in ((39.0, 39.0), (85.0, 5.0)):
+        outage = FailureModel(outages=(Outage(time_s=time_s, node=0, repair_s=1.0),))
+        around = Settings(checkpoint_every_s=30.0, failures=outage)
+        jobs = [job("a", 0, 100, 8)]
+        result = Simulation(jobs, machines, policies.get("fifo"), speeds=speeds, settings=around).run()
+        assert result.lost_gpu_s.sum() == pytest.approx(8 * lost_s)
+        assert result.finish_s[0] == pytest.approx(1 + lost_s + 100 * 40 / 30)

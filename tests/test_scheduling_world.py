@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +14,16 @@ from hypothesis import strategies as st
 from foretrain.errors import InputError
 from foretrain.scheduling import policies
 from foretrain.scheduling.admission import runnable
+from foretrain.scheduling.buying import bought
 from foretrain.scheduling.capabilities import CANNOT
 from foretrain.scheduling.checkpointing import CheckpointedSpeeds
 from foretrain.scheduling.clusters import read_machines
+from foretrain.scheduling.correlation import Shares
 from foretrain.scheduling.energy import energy
+from foretrain.scheduling.failures import FailureModel, Outage
 from foretrain.scheduling.jobs import Trace, TraceJob
 from foretrain.scheduling.machines import Machine
-from foretrain.scheduling.metrics import metrics
+from foretrain.scheduling.metrics import metrics, metrics_by_group
 from foretrain.scheduling.page import page
 from foretrain.scheduling.page_parts import against, colourings, queue_over_time, settings_of, trouble
 from foretrain.scheduling.policies.fair_tree import FairTree
@@ -27,7 +32,7 @@ from foretrain.scheduling.rules import Queue, Reservation, Rules, read_rules
 from foretrain.scheduling.sharing.mig import SlicedSpeeds
 from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation
-from foretrain.scheduling.speeds import TraceSpeeds
+from foretrain.scheduling.speeds import ThroughputTable, TraceSpeeds
 from foretrain.scheduling.spot import Spot
 from foretrain.scheduling.study import Scenario, SpeedSource
 
@@ -213,16 +218,71 @@ def test_deadlines_are_counted_and_the_earliest_goes_first() -> None:
     assert metrics(played([job("a")], "fifo")).missed_deadlines is None
 
 
+def outages_of(spot: Spot, nodes: tuple[int, ...], until_s: float, seed: int) -> list[Outage]:
+    def in_time(outage: Outage) -> bool:
+        return outage.time_s < until_s
+
+    return [each for node in nodes for each in itertools.takewhile(in_time, spot.outages(node, seed))]
+
+
 def test_spot_nodes_cost_less_and_go_away() -> None:
     machines = [Machine(device="v100", gpus=8, price_per_hour=10.0)] * 4
     spot = Spot(nodes=2, mean_s=3600.0, price=0.4)
     assert [machine.price_per_hour for machine in spot.machines(machines)] == [10.0, 10.0, 4.0, 4.0]
-    outages = spot.outages(4, 10 * 86400.0, seed=1)
+    outages = outages_of(spot, nodes=(2, 3), until_s=10 * 86400.0, seed=1)
     assert {outage.node for outage in outages} == {2, 3}
-    assert outages == spot.outages(4, 10 * 86400.0, seed=1)
+    assert outages == outages_of(spot, nodes=(2, 3), until_s=10 * 86400.0, seed=1)
     assert 60 < len(outages) < 400
     with pytest.raises(InputError, match="at most the cluster's 1"):
         spot.machines(machines[:1])
+
+
+def test_spot_nodes_go_away_for_as_long_as_jobs_of_steps_run() -> None:
+    """The job of 10,000 steps takes 1,000 s, though the trace alone tells no length."""
+    spot = Spot(nodes=1, mean_s=50.0, away_s=5.0)
+    scenario = Scenario(policy="fifo", machines=[Machine(device="v100", gpus=1)], spot=spot)
+    table = ThroughputTable({("v100", "net", 1): 10.0})
+    steps = TraceJob(name="a", arrival_s=0.0, gpus=1, steps=10_000, kind="net")
+    around = Settings(failures=scenario._failures(), checkpoint_every_s=1.0)
+    result = Simulation([steps], scenario.machines, policies.get("fifo"), speeds=table, settings=around).run()
+    taken = outages_of(spot, nodes=(0,), until_s=float(result.finish_s[0]), seed=0)
+    assert [segment.end_s for segment in result.segments][:-1] == [outage.time_s for outage in taken]
+    assert len(taken) > 10
+
+
+def test_nodes_that_are_bought_are_no_spot_nodes_and_move_none() -> None:
+    spot = Spot(nodes=1, mean_s=100.0, away_s=5.0, price=0.5)
+    machines = [Machine(device="v100", gpus=8, price_per_hour=10.0)]
+    before = Scenario(policy="fifo", machines=machines, spot=spot)
+    after = replace(before, machines=[*before.machines, *bought("8xv100", before.machines)])
+    assert [machine.spot for machine in after.machines] == [True, False]
+    assert after.machines[0].price_per_hour == 5.0
+    assert after.machines[1].price_per_hour != 5.0
+    trace = Trace(name="t", format="own", jobs=[job("a", gpus=8, duration_s=1000.0)])
+    (taken,) = itertools.islice(spot.outages(0, seed=0), 1)
+    stretches = {
+        (segment.start_s, segment.end_s, segment.reason, segment.allocation.parts[0][0])
+        for segment in after.run(trace).segments
+    }
+    assert stretches == {
+        (0.0, taken.time_s, "node failed", 0),
+        (taken.time_s, taken.time_s + 1000.0, "finished", 1),
+    }
+
+
+def test_spot_nodes_are_paid_for_while_they_are_there() -> None:
+    """Two nodes of 3.6 and 1.8 dollars an hour over 1,000 s cost 1.5 dollars, but for 0.0005 dollars a second
+    that the second one is away."""
+    spot = Spot(nodes=1, mean_s=100.0, away_s=50.0, price=0.5)
+    machines = [Machine(device="v100", gpus=1, price_per_hour=3.6)] * 2
+    scenario = Scenario(policy="fifo", machines=machines, spot=spot)
+    trace = Trace(name="t", format="own", jobs=[job("a", duration_s=1000.0)])
+    taken = outages_of(spot, nodes=(1,), until_s=1000.0, seed=0)
+    away_s = sum(min(outage.time_s + outage.repair_s, 1000.0) - outage.time_s for outage in taken)
+    result = scenario.run(trace)
+    assert result.finish_s.tolist() == [1000.0]
+    assert away_s > 0
+    assert metrics(result).cost == pytest.approx(1.5 - 0.0005 * away_s)
 
 
 def test_energy_counts_busy_idle_and_host() -> None:
@@ -338,3 +398,85 @@ def test_checkpoints_that_jobs_write_as_they_go_cost_time() -> None:
     scenario = Scenario(policy="fifo", machines=[Machine(device="v100", gpus=1)], speeds=source)
     result = scenario.run(Trace(name="t", format="own", jobs=[job("a", duration_s=90.0)]))
     assert result.finish_s.tolist() == pytest.approx([100.0])
+
+
+@pytest.mark.parametrize("policy", policies.names())
+def test_what_a_job_ran_counts_towards_its_limit_whoever_took_turns_with_it(policy: str) -> None:
+    jobs = [job(name, duration_s=7200.0, limit_s=600.0) for name in "ab"]
+    result = played(jobs, policy, gpus=1, rules=Rules(kill=True))
+    assert metrics(result).killed == 2
+    for number in (0, 1):
+        ran_s = sum(each.end_s - each.start_s for each in result.segments if each.job == number)
+        assert ran_s == pytest.approx(600.0)
+
+
+def test_a_job_that_failed_has_its_whole_limit_again() -> None:
+    outage = FailureModel(outages=(Outage(time_s=60.0, node=0, repair_s=10.0),))
+    result = played(
+        [job("a", duration_s=90.0, limit_s=100.0)], "fifo", rules=Rules(kill=True), failures=outage
+    )
+    assert result.finish_s.tolist() == [160.0]
+    assert [each.reason for each in result.segments] == ["node failed", "finished"]
+
+
+def test_a_job_that_is_killed_before_its_deadline_is_late() -> None:
+    jobs = [
+        job("a", duration_s=7200.0, limit_s=600.0, deadline_s=3600.0, group="g"),
+        job("b", duration_s=7200.0, limit_s=600.0),
+        job("c", duration_s=500.0, limit_s=600.0, deadline_s=3600.0),
+    ]
+    result = played(jobs, "fifo", rules=Rules(kill=True))
+    assert (metrics(result).killed, metrics(result).missed_deadlines) == (2, 1)
+    assert metrics_by_group(result)["g"].missed_deadlines == 1
+
+
+@pytest.mark.parametrize("text", ["3x8xv100", "24xv100"])
+def test_nodes_that_are_bought_stand_in_racks_of_their_own(text: str) -> None:
+    machines = read_machines("3x8xv100", rack=2)
+    assert [machine.rack for machine in machines] == [0, 0, 1]
+    more = bought(text, machines, rack=2)
+    assert [(machine.gpus, machine.rack) for machine in more] == [(8, 2), (8, 2), (8, 3)]
+
+
+def test_the_settings_of_a_page_are_all_that_were_given() -> None:
+    rules = Rules(queues={"lab": Queue(gpus=4)}, reservations=(Reservation(start_s=0.0, end_s=60.0, gpus=1),))
+    scenario = Scenario(
+        policy="fifo",
+        machines=read_machines("5x4xv100", rack=2),
+        placement="topology",
+        speeds=SpeedSource(
+            slowdown_per_node=0.5, memory_risk=0.1, checkpoint_write_s=20.0, predictor="p",
+            templates=Path("jobs"), uses={"net": Use(busy=0.5, kernel_s=1e-5, memory_bytes=1.0)},
+        ),
+        settings=Settings(
+            migrate=True, mixed_gangs=True, least_speed=0.5, checkpoint_every_s=420.0, rules=rules,
+            failures=FailureModel(node_mtbf_s=86400.0, repair_s=1200.0),
+        ),
+        shares=Shares(user=0.2, model=0.5),
+        truth_of="p",
+        spot=Spot(nodes=1, mean_s=3600.0, away_s=600.0, price=0.25),
+    )  # fmt: skip
+    told = settings_of(scenario)
+    assert (
+        told
+        | {
+            "nodes to a rack": "2",
+            "slowdown per node": "0.5",
+            "templates": "jobs",
+            "risk of running out of memory": "0.1",
+            "kinds with a known use of a device": "1",
+            "moves to faster devices": "yes",
+            "gangs on several kinds of devices": "yes",
+            "repair of a node": "20 min",
+            "time between checkpoints": "7 min",
+            "writing a checkpoint": "20 s",
+            "errors alike": "users 0.2, models 0.5 of the variance",
+            "truth": "forecasts, off as p was",
+            "spot nodes": "1, away after 1 h for 10 min, at 0.25 of the price",
+            "queues": "lab",
+        }
+        == told
+    )
+    assert set(settings_of(Scenario(policy="fifo", machines=read_machines("1x1xv100")))) == {
+        "cluster", "placement", "speeds",
+    }  # fmt: skip

@@ -15,7 +15,7 @@ from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut, hush_ray, one_thread
 from foretrain.cli.schedule_checks import refuse_what_changes_nothing
-from foretrain.errors import invalid, unknown
+from foretrain.errors import InputError, invalid, unknown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from foretrain.scheduling.failures import FailureModel
     from foretrain.scheduling.jobs import Trace
     from foretrain.scheduling.metrics import Metrics
+    from foretrain.scheduling.queue_now import QueueNow
     from foretrain.scheduling.study import Outcome, Scenario
     from foretrain.scheduling.summary import Key
 
@@ -92,7 +93,7 @@ def schedule(
     ] = None,
     estimates: Annotated[
         str | None,
-        typer.Option(help="Estimates that policies go by, too: requested (by users), history, or both."),
+        typer.Option(help="Estimates to go by, too: requested (by users), history, or requested,history."),
     ] = None,
     truth: Annotated[
         str | None,
@@ -214,7 +215,7 @@ def schedule(
         if target is not None:
             check_target(target)
     now = None if when is None or trace is None else queue_now(Path(trace), format)
-    jobs = now.trace if now is not None else _jobs(trace, generate, format, first)
+    jobs = _jobs(trace, generate, format, first, now)
     if now is not None:
         told = f"{now.running:,} running, {now.waiting:,} waiting, {now.history:,} ended that tell how long"
         say(f"{jobs.name}: the queue as it stands: {told}")
@@ -229,8 +230,9 @@ def schedule(
     by_forecast = checkpoint_write == "forecast"
     write_s = 0.0 if by_forecast else _seconds("checkpoint-write", checkpoint_write or "0")
     every_s = _seconds("checkpoint-every", checkpoint_every or "30min")
+    nodes_to_rack = 16 if rack is None else rack
     scenarios = _scenarios(
-        jobs, policy.split(","), cluster=cluster, rack=16 if rack is None else rack,
+        jobs, policy.split(","), cluster=cluster, rack=nodes_to_rack,
         placement=placement, rounds=rounds, beliefs=beliefs, seeds=seeds,
         source={"throughputs": throughputs, "predictor": predictor, "templates": templates,
         "slowdown_per_node": slowdown_per_node or 0.0,
@@ -261,20 +263,21 @@ def schedule(
         say(f"{jobs.name}: {line}")
     how: dict[str, Any] = {"processes": processes, "ray": ray, "as_json": as_json}
     if asked is not None:
-        answer_when(jobs, scenarios, asked, DRAWS if draws is None else draws, **how)
+        how_many = DRAWS if draws is None else draws
+        answer_when(jobs, scenarios, asked, how_many, errors_told=errors is not None, **how)
     if buy is not None:
-        answer_buy(jobs, scenarios, buy, **how)
+        answer_buy(jobs, scenarios, buy, nodes_to_rack, **how)
     if search is not None:
         answer_search(jobs, scenarios, search, **how)
     if (when, buy, search) != (None, None, None):
         return
     wanted = html is not None or log is not None or perfetto is not None
-    first_estimates = scenarios[0].estimates_are
+    first_quality = scenarios[0].quality
     with progress("simulations") as advance:
         outcomes = run_all(
             jobs,
             scenarios,
-            keep=lambda each: wanted and each.seed == 0 and each.estimates_are == first_estimates,
+            keep=lambda each: wanted and each.seed == 0 and each.quality == first_quality,
             processes=processes,
             ray=ray,
             done=lambda count: advance(count, len(scenarios)),
@@ -294,13 +297,19 @@ def schedule(
 # What to simulate
 
 
-def _jobs(trace: str | None, generate: str | None, format: str | None, first: int | None) -> Trace:
+def _jobs(
+    trace: str | None, generate: str | None, format: str | None, first: int | None, now: QueueNow | None
+) -> Trace:
+    """Of a file, made up, or of the queue as it stands."""
     from foretrain.scheduling.traces import read_trace
     from foretrain.scheduling.workload import TraceGenerator
 
     if (trace is None) == (generate is None):
         raise typer.BadParameter("give a TRACE or --generate (and only one of them)")
-    jobs = TraceGenerator.read(str(generate)).trace() if trace is None else read_trace(Path(trace), format)
+    if now is not None:
+        jobs = now.trace
+    else:
+        jobs = read_trace(Path(trace), format) if trace else TraceGenerator.read(str(generate)).trace()
     if first is not None and first < 1:
         raise invalid("first", first, "a whole number of at least 1")
     return jobs if first is None else jobs.first(first)
@@ -321,18 +330,20 @@ def _scenarios(
 
     if seeds < 1:
         raise invalid("seeds", seeds, "a whole number of at least 1")
-    rounds_s = 0.0 if rounds is None else _seconds("rounds", rounds)
+    rounds_s = None if rounds is None else _seconds("rounds", rounds)
+    if rounds_s is not None and not rounds_s > 0:
+        raise invalid("--rounds", rounds, "a time above 0")
     table = source.get("throughputs")
     devices = ThroughputTable.load(table).devices if table else ()
-    machines, spot = read_machines(cluster, rack=rack, devices=devices), spot_of(world["spot"])
+    machines = read_machines(cluster, rack=rack, devices=devices)
     speeds = SpeedSource(**source, sections=sections_of(cluster))
     if world["pairs"] in WAYS or world["uses"] is not None or any("@" in each.device for each in machines):
         speeds = dataclasses.replace(speeds, uses=uses_of(world["uses"], speeds, machines))
     if world["written"]:
         speeds = dataclasses.replace(speeds, checkpoint_writes_s=written_by_kind(speeds, machines))
     shared: dict[str, Any] = {
-        "machines": machines if spot is None else spot.machines(machines),
-        "spot": spot,
+        "machines": machines,
+        "spot": spot_of(world["spot"]),
         "placement": placement,
         "speeds": speeds,
         "settings": Settings(
@@ -340,9 +351,13 @@ def _scenarios(
             pairs=pairs_of(world["pairs"], speeds.uses),
             rules=Rules() if world["rules"] is None else read_rules(world["rules"]),
         ),
-        "rounds_s": rounds_s or None,
+        "rounds_s": rounds_s,
     }
-    combinations = itertools.product(map(str.strip, policies), beliefs, range(seeds))
+    names = [name.strip() for name in policies]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"--policy: {twice!r} is named twice; name each policy once")
+    combinations = itertools.product(names, beliefs, range(seeds))
     scenarios = [
         Scenario(policy=policy, seed=seed, redraw=True, **quality, **shared)
         for policy, quality, seed in combinations
@@ -395,7 +410,7 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
     from foretrain.scheduling.summary import mean_outcomes
 
     means = mean_outcomes(outcomes)
-    several = len({estimates for _, estimates in means}) > 1
+    several = len({quality for _, quality in means}) > 1
     parts: list[RenderableType] = []
     for chosen in _NARROW if several else _WIDE:
         rows, heads = [], []
@@ -403,9 +418,9 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
         shown = [name for name in chosen if name in told]
         if not shown:
             continue
-        for (policy, estimates), found in means.items():
+        for (policy, quality), found in means.items():
             cells = {name: figures(found).get(name, "0") for name in shown}
-            extra = {"estimates": estimates} if several else {}
+            extra = {"estimates": quality.text} if several else {}
             if several and "average JCT" in chosen:
                 extra["vs exact"] = _against(means, policy, found)
             heads = ["policy", *extra, *cells]
@@ -442,13 +457,13 @@ def _prices(outcomes: Sequence[Outcome], means: dict[Key, Metrics]) -> list[str]
 
     lines = {}
     for scenario in (outcome.scenario for outcome in outcomes):
-        found = means[scenario.policy, scenario.estimates_are]
+        found = means[scenario.policy, scenario.quality]
         cost = cost_of_errors(means, scenario.policy, found)
         if cost is not None and abs(cost) > 1e-12:
             whose = f" ({scenario.residuals_of})" if scenario.residuals_of else ""
-            what = f"{scenario.error:.0%} MAPE" if scenario.beliefs == "drawn" else scenario.beliefs
+            what = f"{scenario.quality.off} MAPE" if scenario.beliefs == "drawn" else scenario.beliefs
             verb, size = ("costs you", cost) if cost >= 0 else ("gains you", -cost)
-            lines[scenario.policy, scenario.estimates_are] = (
+            lines[scenario.policy, scenario.quality] = (
                 f"{scenario.policy}: {what}{whose} {verb} {size:.1%} of average JCT"
             )
     return list(lines.values())

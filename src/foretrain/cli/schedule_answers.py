@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 
 def answer_when(
-    jobs: Trace, scenarios: Sequence[Scenario], name: str, draws: int, *, as_json: bool, **how: Any
-) -> None:
-    """For every policy and kind of errors, when the job starts and ends."""
+    jobs: Trace, scenarios: Sequence[Scenario], name: str, draws: int,
+    *, errors_told: bool, as_json: bool, **how: Any,
+) -> None:  # fmt: skip
+    """For every policy and kind of errors, when the job starts and ends; exact estimates count as a kind only
+    where errors were told."""
     from foretrain.report import dump
     from foretrain.report.screen import progress
     from foretrain.report.tables import table
@@ -31,7 +33,7 @@ def answer_when(
     if in_rounds is not None:
         why = "in rounds policies know how many steps jobs have, and lengths that are drawn would be no news"
         raise InputError(f"when: policy {in_rounds} cannot honour it; {why}")
-    chosen = [each for each in scenarios if each.error > 0]
+    chosen = [each for each in scenarios if errors_told or each.error > 0]
     told = bool(chosen)
     if not told:
         chosen = [dataclasses.replace(each, error=USUAL_ERROR) for each in scenarios]
@@ -69,16 +71,18 @@ def _about(found: Eta, *, told: bool, several: bool) -> str:
     return f"{found.job.name}: {gpus}, from its arrival on; {found.draws} draws{estimates}"
 
 
-def answer_buy(jobs: Trace, scenarios: Sequence[Scenario], text: str, *, as_json: bool, **how: Any) -> None:
-    """What more GPUs change, policy by policy."""
+def answer_buy(
+    jobs: Trace, scenarios: Sequence[Scenario], text: str, rack: int, *, as_json: bool, **how: Any
+) -> None:
+    """What more GPUs change, policy by policy; so many nodes make a rack."""
     from foretrain.report import dump
     from foretrain.report.screen import progress
     from foretrain.report.tables import table
     from foretrain.scheduling.buying import Change, bought
-    from foretrain.scheduling.study import run_all
+    from foretrain.scheduling.study import EXACT, run_all
     from foretrain.scheduling.summary import mean_outcomes
 
-    more = bought(text, scenarios[0].machines)
+    more = bought(text, scenarios[0].machines, rack=rack)
     grown = [dataclasses.replace(each, machines=[*each.machines, *more]) for each in scenarios]
     with progress("simulations") as advance:
         outcomes = run_all(
@@ -87,12 +91,12 @@ def answer_buy(jobs: Trace, scenarios: Sequence[Scenario], text: str, *, as_json
     before, after = mean_outcomes(outcomes[: len(scenarios)]), mean_outcomes(outcomes[len(scenarios) :])
     changes = [
         Change(
-            policy=policy if estimates == "exact" else f"{policy}, {estimates}",
+            policy=policy if quality == EXACT else f"{policy}, {quality.text}",
             before=found,
             after=after[key],
         )
         for key, found in before.items()
-        for policy, estimates in [key]
+        for policy, quality in [key]
     ]
     gpus = sum(machine.gpus for machine in more)
     prices = [machine.price_per_hour for machine in more]
@@ -132,9 +136,10 @@ def answer_search(
     from foretrain.scheduling.search import search
     from foretrain.units import format_seconds
 
-    kinds = list(dict.fromkeys(each.estimates_are for each in scenarios))
+    kinds = list(dict.fromkeys(each.quality for each in scenarios))
     if len(kinds) > 1:
-        raise InputError(f"search: tunes for one kind of estimates, and here are {', '.join(kinds)}")
+        found_kinds = ", ".join(each.text for each in kinds)
+        raise InputError(f"search: tunes for one kind of estimates, and here are {found_kinds}")
     chosen = list({each.policy: each for each in scenarios}.values())
     total = len(chosen) * trials
     with progress("trials") as advance:

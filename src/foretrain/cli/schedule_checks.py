@@ -20,6 +20,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 _SIMULATIONS = ("html", "log", "trace", "by_group", "compare_predictors")
 NOT_BESIDE: Mapping[str, tuple[str, ...]] = {
     "slowdown_per_node": ("throughputs",),
+    "generate": ("format",),
     "when": ("buy", "search", "estimates", "truth", "seeds", *_SIMULATIONS),
     "buy": ("search", *_SIMULATIONS),
     "search": ("seeds", *_SIMULATIONS),

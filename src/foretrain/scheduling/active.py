@@ -32,6 +32,12 @@ class Active:
     lost_gpu_s: float = 0.0
     overhead_gpu_s: float = 0.0
     overhead_s: float = 0.0
+    ran_s: float = 0.0
+    """Run time that counted towards its limit before this start; a failure sets it to nothing."""
+    kept: float = 0.0
+    """Work done when it went to work, or at a checkpoint since then."""
+    kept_s: float = 0.0
+    """When that was."""
     first_start_s: float | None = None
     starts: int = 0
     preemptions: int = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError, invalid
-from foretrain.scheduling.clusters import MOST_GPUS, read_machines
+from foretrain.scheduling.clusters import MOST_GPUS, in_racks, price_of, read_machines
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import Metrics
 
@@ -20,11 +20,17 @@ _COMPARED = (
 )
 
 
-def bought(text: str, machines: Sequence[Machine]) -> list[Machine]:
+def bought(text: str, machines: Sequence[Machine], *, rack: int = 16) -> list[Machine]:
+    """The nodes that are bought, so many to a rack, in racks that the cluster does not have yet."""
+    free = max((machine.rack for machine in machines), default=-1) + 1
+    return in_racks(nodes_in_words(text, machines), rack, first=free)
+
+
+def nodes_in_words(text: str, machines: Sequence[Machine]) -> list[Machine]:
     """Nodes in words: ``8xh100`` (GPUs x device, in nodes as large as the cluster has of it, else of 8),
     or as in a cluster, ``2x8xh100``.
 
-    >>> [machine.gpus for machine in bought("12xv100", [Machine(device="v100", gpus=8)])]
+    >>> [machine.gpus for machine in nodes_in_words("12xv100", [Machine(device="v100", gpus=8)])]
     [8, 4]
     """
     match = re.fullmatch(r"(\d+)x([a-z][\w.-]*)", text.strip())
@@ -39,6 +45,7 @@ def bought(text: str, machines: Sequence[Machine]) -> list[Machine]:
     alike = [
         machine for machine in machines if machine.device == device or machine.device.startswith(device + "-")
     ]
+    owned = [machine for machine in alike if not machine.spot]
     name = alike[0].device if alike else device
     partition = alike[0].partition if alike else machines[0].partition
     if not alike:
@@ -47,9 +54,8 @@ def bought(text: str, machines: Sequence[Machine]) -> list[Machine]:
     nodes = [size] * (count // size) + ([count % size] if count % size else [])
     found: list[Machine] = []
     for gpus in nodes:
-        price = next((machine.price_per_hour for machine in alike if machine.gpus == gpus), None)
-        if price is None and not alike:
-            price = read_machines(f"1x{gpus}x{name}")[0].price_per_hour
+        prices = [machine.price_per_hour for machine in owned if machine.gpus == gpus]
+        price = next(iter(prices), None) if owned else price_of(name, gpus)
         found.append(Machine(device=name, gpus=gpus, price_per_hour=price, partition=partition))
     return found
 

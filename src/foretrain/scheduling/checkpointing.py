@@ -29,8 +29,11 @@ class CheckpointedSpeeds(Speeds):
         return self._inner.work(job)
 
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
-        write_s = self._kinds.get(job.kind, self._write_s)
-        return self._inner.rate(job, device, shape) * self._every_s / (self._every_s + write_s)
+        whole_s = self._every_s + self.checkpoint_write_s(job)
+        return self._inner.rate(job, device, shape) * self._every_s / whole_s
+
+    def checkpoint_write_s(self, job: TraceJob) -> float:
+        return self._kinds.get(job.kind, self._write_s)
 
     def why_not(self, job: TraceJob, devices: Iterable[str]) -> str:
         return self._inner.why_not(job, devices)

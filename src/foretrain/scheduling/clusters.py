@@ -65,7 +65,7 @@ def _from_words(part: str, text: str, devices: Collection[str]) -> list[Machine]
         raise invalid("cluster", text, f"at most {MOST_GPUS:,} GPUs")
     if device not in devices:
         Catalog.load().device(device, "cluster")
-    price = _price(device, gpus)
+    price = price_of(device, gpus)
     if slices is not None:
         named = Catalog.load().device(device, "cluster").name
         machine = Machine(device=named, gpus=gpus, price_per_hour=price, partition=partition)
@@ -73,7 +73,7 @@ def _from_words(part: str, text: str, devices: Collection[str]) -> list[Machine]
     return [Machine(device=device, gpus=gpus, price_per_hour=price, partition=partition)] * nodes
 
 
-def _price(device: str, gpus: int) -> float | None:
+def price_of(device: str, gpus: int) -> float | None:
     """Dollars per hour of a node by the catalogue; None for a device or a price that it does not know."""
     try:
         return Cluster.read({"device": device, "devices_per_node": gpus}).price_per_hour
@@ -93,7 +93,7 @@ def _from_list(path: Path) -> list[Machine]:
                 f"{path}: line {number}: not a node; needed are gpu (a number) and model"
             ) from error
         if gpus > 0:
-            price = _price(device, gpus)
+            price = price_of(device, gpus)
             machines.append(Machine(device=device, gpus=gpus, price_per_hour=price, partition=partition))
     if not machines:
         raise InputError(f"{path}: lists no nodes with GPUs")
@@ -141,8 +141,10 @@ def of_cluster(cluster: Cluster, *, rack: int = 16) -> list[Machine]:
     return in_racks(machines, rack)
 
 
-def in_racks(machines: Sequence[Machine], rack: int) -> list[Machine]:
-    """The same nodes, so many to a rack."""
+def in_racks(machines: Sequence[Machine], rack: int, *, first: int = 0) -> list[Machine]:
+    """The same nodes, so many to a rack; racks are counted from the first on."""
     if rack < 1:
         raise invalid("rack", rack, "a whole number of at least 1")
-    return [dataclasses.replace(machine, rack=place // rack) for place, machine in enumerate(machines)]
+    return [
+        dataclasses.replace(machine, rack=first + place // rack) for place, machine in enumerate(machines)
+    ]

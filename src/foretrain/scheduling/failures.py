@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foretrain.errors import InputError, invalid
 from foretrain.files import read_text
+
+if TYPE_CHECKING:
+    from foretrain.scheduling.spot import Spot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +34,15 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureModel:
-    """Mean times between failures of a job, per GPU, and of a node; mean time to repair; known outages."""
+    """Mean times between failures of a job, per GPU, and of a node; mean time to repair; known outages; spot
+    nodes."""
 
     job_mtbf_gpu_s: float = math.inf
     node_mtbf_s: float = math.inf
     repair_s: float = 3600.0
     outages: Sequence[Outage] = ()
+    spot: Spot | None = None
+    """How the nodes of the cluster that are spot nodes go away."""
 
     def __post_init__(self) -> None:
         for name in ("job_mtbf_gpu_s", "node_mtbf_s", "repair_s"):
@@ -74,6 +81,10 @@ class Failures:
 
     def repair_of(self, node: int) -> float:
         return self._node(node).expovariate(1.0 / self.model.repair_s)
+
+    def of_spot(self, node: int) -> Iterator[Outage]:
+        """When a spot node is away."""
+        return iter(()) if self.model.spot is None else self.model.spot.outages(node, self._seed)
 
     def _node(self, node: int) -> random.Random:
         return self._nodes.setdefault(node, random.Random(f"{self._seed}/node/{node}"))

@@ -30,6 +30,8 @@ class Machine:
     price_per_hour: float | None = None
     partition: str = ""
     """The part of the cluster that it belongs to, by its name."""
+    spot: bool = False
+    """Whether it may be taken back."""
 
 
 def memory_of(machines: Sequence[Machine]) -> dict[str, float]:

@@ -41,13 +41,13 @@ class Metrics:
     lost_gpu_s: float
     overhead_gpu_s: float
     cost: float | None = None
-    """Dollars for the whole cluster over the makespan."""
+    """Dollars for the whole cluster over the makespan; for spot nodes while they are there."""
     held_gpu_s: float = 0.0
     """GPU time that jobs held, with checkpoints, restarts and what failures undid."""
     killed: int = 0
     """Jobs that ended at their limit, not done."""
     missed_deadlines: int | None = None
-    """Of the jobs that have a deadline; None where none has."""
+    """Of the jobs that have a deadline, those that were not done by then; None where none has."""
     energy_kwh: float | None = None
     """Of the whole cluster from the first arrival to the last end, by the power of its devices."""
 
@@ -57,19 +57,23 @@ class Metrics:
 
 def metrics(result: Result) -> Metrics:
     """Of all jobs."""
-    return _metrics(result, np.ones(len(result.jobs), dtype=bool), _deadlines(result), whole=True)
+    everyone = np.ones(len(result.jobs), dtype=bool)
+    return _metrics(result, everyone, _killed(result), _deadlines(result), whole=True)
 
 
 def metrics_by_group(result: Result) -> dict[str, Metrics]:
     """Of each virtual cluster; the utilisation is its share of the whole cluster's GPU time."""
-    groups, deadlines = np.array([job.group for job in result.jobs]), _deadlines(result)
+    groups = np.array([job.group for job in result.jobs])
+    killed, deadlines = _killed(result), _deadlines(result)
     return {
-        str(name): _metrics(result, groups == name, deadlines, whole=False)
+        str(name): _metrics(result, groups == name, killed, deadlines, whole=False)
         for name in sorted(set(groups.tolist()))
     }
 
 
-def _metrics(result: Result, chosen: Chosen, deadlines: Column | None, *, whole: bool) -> Metrics:
+def _metrics(
+    result: Result, chosen: Chosen, killed: Chosen, deadlines: Column | None, *, whole: bool
+) -> Metrics:
     completion = result.completion_s[chosen]
     if not completion.size:
         raise ValueError("metrics need at least one job")
@@ -79,9 +83,6 @@ def _metrics(result: Result, chosen: Chosen, deadlines: Column | None, *, whole:
     slowdown = completion / service
     speed = 1.0 / slowdown
     median, p95, p99 = (float(value) for value in np.percentile(completion, [50, 95, 99]))
-    prices = [machine.price_per_hour for machine in result.machines]
-    per_hour = sum(price for price in prices if price is not None)
-    cost = per_hour * (end - begin) / 3600 if whole and None not in prices else None
     return Metrics(
         jobs=int(completion.size),
         average_jct_s=float(completion.mean()),
@@ -98,12 +99,32 @@ def _metrics(result: Result, chosen: Chosen, deadlines: Column | None, *, whole:
         failures=int(result.failures[chosen].sum()),
         lost_gpu_s=float(result.lost_gpu_s[chosen].sum()),
         overhead_gpu_s=float(result.overhead_gpu_s[chosen].sum()),
-        cost=cost,
+        cost=_cost(result, begin, end) if whole else None,
         held_gpu_s=float(held[chosen].sum()),
-        killed=sum(bool(chosen[job]) for job in result.segments.jobs_ended("killed")),
-        missed_deadlines=_late(result, chosen, deadlines),
+        killed=int(killed[chosen].sum()),
+        missed_deadlines=_late(result, chosen, killed, deadlines),
         energy_kwh=drawn.total_kwh if whole and (drawn := energy(result)) is not None else None,
     )
+
+
+def _cost(result: Result, begin: float, end: float) -> float | None:
+    """Dollars from one moment to another; None where a node has no price."""
+    prices = [machine.price_per_hour for machine in result.machines]
+    known = [price for price in prices if price is not None]
+    if len(known) < len(prices):
+        return None
+    unpaid = 0.0
+    for outage in result.taken_back:
+        away_s = min(outage.time_s + outage.repair_s, end) - max(outage.time_s, begin)
+        unpaid += known[outage.node] * max(away_s, 0.0) / 3600
+    return sum(known) * (end - begin) / 3600 - unpaid
+
+
+def _killed(result: Result) -> Chosen:
+    """The jobs that ended at their limit."""
+    killed = np.zeros(len(result.jobs), dtype=bool)
+    killed[result.segments.jobs_ended("killed")] = True
+    return killed
 
 
 def _deadlines(result: Result) -> Column | None:
@@ -113,10 +134,12 @@ def _deadlines(result: Result) -> Column | None:
     return np.array([math.inf if job.deadline_s is None else job.deadline_s for job in result.jobs])
 
 
-def _late(result: Result, chosen: Chosen, deadlines: Column | None) -> int | None:
+def _late(result: Result, chosen: Chosen, killed: Chosen, deadlines: Column | None) -> int | None:
+    """Jobs that were not done at their deadline; one that ended at its limit never was."""
     if deadlines is None or not np.isfinite(deadlines[chosen]).any():
         return None
-    return int((result.completion_s[chosen] > deadlines[chosen] + _SLACK_S).sum())
+    late = (result.completion_s > deadlines + _SLACK_S) | (killed & np.isfinite(deadlines))
+    return int(late[chosen].sum())
 
 
 def utilization_over_time(result: Result, points: int = 400) -> tuple[Column, Column]:

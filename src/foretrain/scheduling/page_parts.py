@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from foretrain.scheduling.result import Column, Result, Segment
 from foretrain.units import format_seconds
 
 if TYPE_CHECKING:
+    from foretrain.scheduling.spot import Spot
     from foretrain.scheduling.study import Outcome, Scenario
 
 _ENDED = ("finished", "killed")
@@ -31,36 +33,85 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def settings_of(scenario: Scenario) -> dict[str, str]:
     """What a simulation was told, in words, but for what it was not told."""
-    settings, failures = scenario.settings, scenario.settings.failures
+    parts = (_machines_of, _speeds_of, _failures_of, _sharing_of)
+    told = {name: str(value) for part in parts for name, value in part(scenario).items()}
+    return {name: value for name, value in told.items() if value}
+
+
+def _machines_of(scenario: Scenario) -> dict[str, object]:
     nodes = Counter((each.partition, each.gpus, each.device) for each in scenario.machines)
     cluster = ", ".join(
         f"{partition + ': ' if partition else ''}{count} x {gpus} x {device}"
         for (partition, gpus, device), count in nodes.items()
     )
-    rules = settings.rules
-    told: Mapping[str, object] = {
+    racks = Counter(each.rack for each in scenario.machines)
+    settings = scenario.settings
+    return {
         "cluster": cluster,
         "placement": scenario.placement,
-        "speeds": scenario.speeds.predictor or scenario.speeds.throughputs or "the trace's durations",
-        "checkpoint": format_seconds(settings.checkpoint_s) if settings.checkpoint_s else "",
-        "restart": format_seconds(settings.restart_s) if settings.restart_s else "",
+        "nodes to a rack": max(racks.values()) if scenario.placement == "topology" else "",
+        "moves to faster devices": "yes" if settings.migrate else "",
+        "gangs on several kinds of devices": "yes" if settings.mixed_gangs else "",
+        "rounds": _seconds(scenario.rounds_s),
+    }
+
+
+def _speeds_of(scenario: Scenario) -> dict[str, object]:
+    speeds, shares = scenario.speeds, scenario.shares
+    alike = "" if shares is None else f"users {shares.user:g}, models {shares.model:g} of the variance"
+    return {
+        "speeds": speeds.predictor or speeds.throughputs or "the trace's durations",
+        "templates": speeds.templates or "",
+        "slowdown per node": speeds.slowdown_per_node or "",
+        "risk of running out of memory": "" if speeds.predictor is None else f"{speeds.memory_risk:.3g}",
+        "kinds with a known use of a device": len(speeds.uses) or "",
+        "truth": "" if scenario.truth_of is None else f"forecasts, off as {scenario.truth_of} was",
+        "errors alike": alike,
+    }
+
+
+def _failures_of(scenario: Scenario) -> dict[str, object]:
+    settings, failures, speeds = scenario.settings, scenario.settings.failures, scenario.speeds
+    node_fails, fails = failures.node_mtbf_s < math.inf, failures.job_mtbf_gpu_s < math.inf
+    any_fails = node_fails or fails or failures.outages or scenario.spot is not None
+    by_kind = [f"{kind}: {format_seconds(time_s)}" for kind, time_s in speeds.checkpoint_writes_s.items()]
+    return {
+        "checkpoint": _seconds(settings.checkpoint_s),
+        "restart": _seconds(settings.restart_s),
+        "time between checkpoints": (
+            _seconds(settings.checkpoint_every_s) if any_fails or speeds.writes_checkpoints else ""
+        ),
+        "writing a checkpoint": ", ".join(by_kind) or _seconds(speeds.checkpoint_write_s),
         "failures of a job, per GPU": _seconds(failures.job_mtbf_gpu_s),
         "failures of a node": _seconds(failures.node_mtbf_s),
+        "repair of a node": _seconds(failures.repair_s) if node_fails else "",
         "outages": len(failures.outages) or "",
+        "spot nodes": _spot(scenario.spot),
+    }
+
+
+def _spot(spot: Spot | None) -> str:
+    if spot is None:
+        return ""
+    times = f"away after {format_seconds(spot.mean_s)} for {format_seconds(spot.away_s)}"
+    return f"{spot.nodes}, {times}, at {spot.price:.3g} of the price"
+
+
+def _sharing_of(scenario: Scenario) -> dict[str, object]:
+    settings, rules = scenario.settings, scenario.settings.rules
+    return {
         "sharing": "parts of a GPU" if settings.sharing else "",
         "pairs on a GPU": type(settings.pairs).__name__ if settings.pairs is not None else "",
         "queues": ", ".join(rules.queues),
         "reservations": len(rules.reservations) or "",
         "limits": "end jobs" if rules.kill else "",
         "priorities": "take GPUs" if rules.preempt else "",
-        "spot nodes": scenario.spot.nodes if scenario.spot is not None else "",
-        "rounds": format_seconds(scenario.rounds_s) if scenario.rounds_s else "",
     }
-    return {name: str(value) for name, value in told.items() if str(value)}
 
 
-def _seconds(value_s: float) -> str:
-    return format_seconds(value_s) if value_s < float("inf") else ""
+def _seconds(value_s: float | None) -> str:
+    """Empty where nothing takes time, or what is timed never happens."""
+    return format_seconds(value_s) if value_s and value_s < math.inf else ""
 
 
 def settings_table(scenario: Scenario) -> str:
@@ -72,13 +123,18 @@ def errors_table(outcomes: Sequence[Outcome]) -> str:
     from foretrain.scheduling.summary import cost_of_errors, mean_outcomes
 
     means = mean_outcomes(outcomes)
-    if len({estimates for _, estimates in means}) < 2:
+    if len({quality for _, quality in means}) < 2:
         return ""
     rows = []
-    for (policy, estimates), found in means.items():
+    for (policy, quality), found in means.items():
         cost = cost_of_errors(means, policy, found)
         rows.append(
-            [policy, estimates, format_seconds(found.average_jct_s), "" if cost is None else f"{cost:+.1%}"]
+            [
+                policy,
+                quality.text,
+                format_seconds(found.average_jct_s),
+                "" if cost is None else f"{cost:+.1%}",
+            ]
         )
     return table(("policy", "estimates", "average JCT", "vs exact"), rows)
 

@@ -27,6 +27,9 @@ class Rates:
         """What a job takes on the GPUs it asks for, by the trace or the forecast."""
         return self.work(job) / self.usable_by(job)[1]
 
+    def checkpoint_write_s(self, job: TraceJob) -> float:
+        return self._speeds.checkpoint_write_s(job)
+
     def on(self, job: TraceJob, allocation: Allocation) -> float:
         """On the very GPUs; a gang over several kinds of devices is as slow as it would be on one of them."""
         if allocation.pool == MIXED:

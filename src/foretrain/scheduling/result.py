@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.scheduling.failures import Outage
 from foretrain.scheduling.jobs import TraceJob
 from foretrain.scheduling.machines import FULL, Allocation, Machine
 
@@ -131,6 +132,8 @@ class Result:
     """Checkpoints and restarts."""
     segments: Segments
     machines: Sequence[Machine]
+    taken_back: Sequence[Outage] = ()
+    """When spot nodes were away."""
 
     @classmethod
     def of(
@@ -140,6 +143,7 @@ class Result:
         finish_s: Sequence[float],
         segments: Segments,
         machines: Sequence[Machine],
+        taken_back: Sequence[Outage] = (),
     ) -> Result:
         def column(name: str) -> Column:
             return np.array([getattr(job, name) for job in jobs], dtype=float)
@@ -158,6 +162,7 @@ class Result:
             overhead_gpu_s=column("overhead_gpu_s"),
             segments=segments,
             machines=machines,
+            taken_back=taken_back,
         )
 
     @property

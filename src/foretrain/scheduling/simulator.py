@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.scheduling.active import Active
-from foretrain.scheduling.breakdowns import Breakdowns
+from foretrain.scheduling.breakdowns import Breakdowns, Strike
 from foretrain.scheduling.capabilities import refuse_what_is_not_honoured
 from foretrain.scheduling.estimates import Estimates, Exact
 from foretrain.scheduling.jobs import TraceJob
@@ -48,14 +48,13 @@ class PolicyError(ForetrainError):
 
 
 class _Taken(NamedTuple):
-    """A job as it was before it was taken off, for the case that it is started again at the same moment."""
+    """What changes of a job that is taken off, for the case that it is started again at the same moment."""
 
     allocation: Allocation
-    since_s: float
-    ready_s: float
     done: float
     attained_gpu_s: float
     overhead_gpu_s: float
+    ran_s: float
 
 
 class Simulation:
@@ -217,7 +216,7 @@ class Simulation:
         self._segments.take_back(job.number)
         job.preemptions -= 1
         job.overhead_s = 0.0
-        job.allocation, job.since_s, job.ready_s, job.done, job.attained_gpu_s, job.overhead_gpu_s = taken
+        job.allocation, job.done, job.attained_gpu_s, job.overhead_gpu_s, job.ran_s = taken
         self.running[job.number] = job
         if self._mates is not None:
             self._joined(job)
@@ -229,11 +228,11 @@ class Simulation:
         self._known(job, "preempt")
         if job.allocation is None:
             raise self._misbehaved(f"preempts job {job.spec.name!r}, which is not running")
-        held = (job.allocation, job.since_s, job.ready_s, job.done, job.attained_gpu_s, job.overhead_gpu_s)
+        taken = _Taken(job.allocation, job.done, job.attained_gpu_s, job.overhead_gpu_s, job.ran_s)
         job.preemptions += 1
         self._stop(job, "preempted")
         self._events.prune()
-        self._taken[job.number] = _Taken(*held)
+        self._taken[job.number] = taken
         job.overhead_s = self.settings.checkpoint_s + self.settings.restart_s
         self._wait(job)
 
@@ -305,7 +304,8 @@ class Simulation:
                         if not finished % 256:
                             self._tell(finished)
                 else:
-                    changed |= self._handle(kind, about, version, over=arrived == count)
+                    arrival_s = order[arrived].arrival_s if arrived < count else math.inf
+                    changed |= self._handle(kind, about, version, arrival_s)
             while arrived < count and order[arrived].arrival_s <= now:
                 self._wait(order[arrived])
                 arrived += 1
@@ -325,24 +325,18 @@ class Simulation:
         self._tell(finished)
         return self._result()
 
-    def _handle(self, kind: int, about: object, version: int, *, over: bool) -> bool:
+    def _handle(self, kind: int, about: object, version: int, arrival_s: float) -> bool:
         """An event that is no end of a job; whether anything changed."""
         if kind == Kind.ROUND:
-            if not self.running and not self.waiting and over:
-                return False
-            assert self.policy.interval_s is not None
-            self._events.push(self.now + self.policy.interval_s, Kind.ROUND, None)
-            self._call(self.policy.round, self)
-            return True
+            return self._round(arrival_s)
         if kind == Kind.WAKE:
             return True
         if kind == Kind.REPAIR:
             assert isinstance(about, int)
-            self._breakdowns.repaired(about, self.now)
-            return True
+            return self._breakdowns.repaired(about, self.now)
         if kind == Kind.NODE_FAILURE:
-            assert isinstance(about, tuple)
-            return self._fail_node(*about)
+            assert isinstance(about, Strike)
+            return self._fail_node(about)
         assert isinstance(about, Active)
         if version != about.version:
             return False
@@ -350,6 +344,18 @@ class Simulation:
             self._fail(about, "failed")
         else:
             self._call(self.policy.timer, self, about)
+        return True
+
+    def _round(self, arrival_s: float) -> bool:
+        """A round of the policy; where nothing runs or waits the next one is the first from an arrival on."""
+        assert self.policy.interval_s is not None
+        rounds = 1
+        if not self.running and not self.waiting:
+            if arrival_s == math.inf:
+                return False
+            rounds = max(1, math.ceil((arrival_s - self.now) / self.policy.interval_s))
+        self._events.push(self.now + rounds * self.policy.interval_s, Kind.ROUND, None)
+        self._call(self.policy.round, self)
         return True
 
     def _can_start(self) -> bool:
@@ -396,6 +402,7 @@ class Simulation:
         assert job.allocation is not None
         assert self._mates is not None
         device = self.machines.pools[job.allocation.pool].device
+        self._note_checkpoint(job)
         job.done = self.done(job)
         job.ready_s = max(job.ready_s, self.now)
         job.rate = self._rates.on(job.spec, job.allocation) * self._mates.speed(job, device)
@@ -406,7 +413,8 @@ class Simulation:
         job.allocation = allocation
         job.starts += 1
         job.since_s = self.now
-        job.ready_s = self.now + job.overhead_s
+        job.ready_s = job.kept_s = self.now + job.overhead_s
+        job.kept = job.done
         job.overhead_gpu_s += job.overhead_s * allocation.gpus
         job.overhead_s = 0.0
         if job.first_start_s is None:
@@ -428,7 +436,8 @@ class Simulation:
             job.ready_s + left / job.rate if left > 0 else job.ready_s, _FINISH, job, job.version
         )
         if self._kills and job.spec.limit_s is not None:
-            self._events.push(job.since_s + job.spec.limit_s, _LIMIT, job, job.version)
+            left_s = max(job.spec.limit_s - job.ran_s, 0.0)
+            self._events.push(job.since_s + left_s, _LIMIT, job, job.version)
         if self._jobs_fail:
             until = self._failures.of_job(job.number, job.starts, job.allocation.gpus)
             if until < math.inf:
@@ -439,7 +448,9 @@ class Simulation:
         allocation = job.allocation
         assert allocation is not None
         job.done = self.done(job)
-        job.attained_gpu_s += (self.now - job.since_s) * allocation.gpus
+        held_s = self.now - job.since_s
+        job.attained_gpu_s += held_s * allocation.gpus
+        job.ran_s += held_s
         if job.ready_s > self.now:
             job.overhead_gpu_s -= (job.ready_s - self.now) * allocation.gpus
         self._segments.add(job.number, job.since_s, self.now, reason, allocation)
@@ -461,12 +472,11 @@ class Simulation:
         """Back to the last checkpoint, and to the queue."""
         allocation = job.allocation
         assert allocation is not None
-        worked = max(self.now - job.ready_s, 0.0)
-        lost_s = worked % self.settings.checkpoint_every_s
-        rate = job.rate
+        self._note_checkpoint(job)
+        lost_s = max(self.now - job.kept_s, 0.0)
         job.failures += 1
         self._stop(job, reason)
-        job.done = max(job.done - lost_s * rate, 0.0)
+        job.done = job.kept
         job.futile = job.futile + 1 if job.done <= job.furthest else 0
         job.furthest = max(job.furthest, job.done)
         if job.futile > _MOST_FUTILE:
@@ -476,15 +486,25 @@ class Simulation:
             )
         job.lost_gpu_s += lost_s * allocation.gpus
         job.overhead_s = self.settings.restart_s
+        job.ran_s = 0.0
         self._wait(job)
 
-    def _fail_node(self, node: int, repair_s: float | None) -> bool:
-        if not self._breakdowns.strikes(node, repair_s):
+    def _note_checkpoint(self, job: Active) -> None:
+        """Keep what a job had done at its last checkpoint. It works and writes in turns; its speed has not
+        changed since this was noted last."""
+        turn_s = self.settings.checkpoint_every_s + self._rates.checkpoint_write_s(job.spec)
+        since_s = self.now - job.kept_s
+        if since_s >= turn_s:
+            since_s %= turn_s
+            job.kept, job.kept_s = self.done(job) - since_s * job.rate, self.now - since_s
+
+    def _fail_node(self, strike: Strike) -> bool:
+        if not self._breakdowns.strikes(strike, self.now):
             return False
         for job in list(self.running.values()):
-            if job.allocation and any(part[0] == node for part in job.allocation.parts):
+            if job.allocation and any(part[0] == strike.node for part in job.allocation.parts):
                 self._fail(job, "node failed")
-        self._breakdowns.takes_down(node, repair_s, self.now)
+        self.machines.take_down(strike.node)
         return True
 
     # Small things
@@ -506,4 +526,5 @@ class Simulation:
             raise self._misbehaved(reason) from error
 
     def _result(self) -> Result:
-        return Result.of(self.policy.name, self.jobs, self._finish_s, self._segments, self.machines.machines)
+        machines, taken_back = self.machines.machines, self._breakdowns.taken_back
+        return Result.of(self.policy.name, self.jobs, self._finish_s, self._segments, machines, taken_back)

@@ -41,6 +41,10 @@ class Speeds(ABC):
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
         """Work per second on GPUs of one kind; 0 where the job cannot run."""
 
+    def checkpoint_write_s(self, job: TraceJob) -> float:
+        """How long a job writes at each of its checkpoints."""
+        return 0.0
+
     def why_not(self, job: TraceJob, devices: Iterable[str]) -> str:
         """Why a job runs on none of the devices."""
         return f"runs on none of the cluster's devices ({', '.join(devices)})"

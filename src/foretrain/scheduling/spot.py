@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from foretrain.errors import invalid
@@ -15,7 +15,8 @@ from foretrain.scheduling.machines import Machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """Nodes that cost less and go away: the last so many of the cluster."""
+    """Nodes that cost less and go away: the last so many of the cluster. They are paid for while they are
+    there."""
 
     nodes: int
     mean_s: float
@@ -35,25 +36,25 @@ class Spot:
             raise invalid("spot.price", self.price, "a part of the usual price, above 0 and at most 1")
 
     def machines(self, machines: Sequence[Machine]) -> list[Machine]:
-        """The cluster with the prices of its spot nodes."""
+        """The cluster with its spot nodes marked, at their prices; as it is where some are marked already."""
+        if any(machine.spot for machine in machines):
+            return list(machines)
         if self.nodes > len(machines):
             raise invalid("spot.nodes", self.nodes, f"at most the cluster's {len(machines)}")
         kept = len(machines) - self.nodes
-        cheap = [
-            machine
-            if machine.price_per_hour is None
-            else dataclasses.replace(machine, price_per_hour=machine.price_per_hour * self.price)
-            for machine in machines[kept:]
-        ]
-        return [*machines[:kept], *cheap]
+        return [*machines[:kept], *(self._marked(machine) for machine in machines[kept:])]
 
-    def outages(self, nodes: int, until_s: float, seed: int) -> list[Outage]:
-        """When its nodes are away, at exponential times; each node has its own random numbers."""
-        found = []
-        for node in range(nodes - self.nodes, nodes):
-            draw, time_s = random.Random(f"{seed}/spot/{node}"), 0.0
-            while (time_s := time_s + draw.expovariate(1 / self.mean_s)) < until_s:
-                away_s = max(draw.expovariate(1 / self.away_s), 1.0)
-                found.append(Outage(time_s=time_s, node=node, repair_s=away_s))
-                time_s += away_s
-        return sorted(found, key=lambda outage: (outage.time_s, outage.node))
+    def _marked(self, machine: Machine) -> Machine:
+        price = machine.price_per_hour
+        return dataclasses.replace(
+            machine, spot=True, price_per_hour=None if price is None else price * self.price
+        )
+
+    def outages(self, node: int, seed: int) -> Iterator[Outage]:
+        """When a node is away, at exponential times and without end; each has its own random numbers."""
+        draw, time_s = random.Random(f"{seed}/spot/{node}"), 0.0
+        while True:
+            time_s += draw.expovariate(1 / self.mean_s)
+            away_s = max(draw.expovariate(1 / self.away_s), 1.0)
+            yield Outage(time_s=time_s, node=node, repair_s=away_s)
+            time_s += away_s

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretrain import predictors
 from foretrain.errors import InputError, invalid, unknown
@@ -114,6 +114,34 @@ def _template(file: Path) -> Job:
         raise error if str(error).startswith(str(file)) else InputError(f"{file}: {error}") from error
 
 
+class Quality(NamedTuple):
+    """How good estimates are, by which simulations are told apart."""
+
+    beliefs: str = "drawn"
+    residuals_of: str | None = None
+    error: float = 0.0
+
+    @property
+    def off(self) -> str:
+        """The error in words: as it was given, or rounded where it was measured."""
+        percent = 100 * self.error
+        if self.residuals_of is None:
+            return f"{percent:.6g}%"
+        return f"{percent:.0f}%" if percent >= 1 else f"{percent:.1g}%"
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.beliefs != "drawn":
+            return self.beliefs
+        if self.residuals_of is not None:
+            return f"{self.residuals_of} ({self.off} off)"
+        return f"{self.off} off" if self.error else "exact"
+
+
+EXACT = Quality()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """One simulation, but for its trace."""
@@ -143,6 +171,10 @@ class Scenario:
     parameters: Mapping[str, float | int | bool] = field(default_factory=dict)
     """Of the policy, in place of its own."""
     spot: Spot | None = None
+
+    def __post_init__(self) -> None:
+        if self.spot is not None:
+            object.__setattr__(self, "machines", self.spot.machines(self.machines))
 
     @property
     def in_rounds(self) -> bool:
@@ -186,13 +218,14 @@ class Scenario:
             raise InputError(f"pairs: policy {name} needs them: what two jobs on a GPU cost each other")
 
     @property
+    def quality(self) -> Quality:
+        """How good the estimates are."""
+        return Quality(self.beliefs, self.residuals_of, self.error)
+
+    @property
     def estimates_are(self) -> str:
-        """For people: how good the estimates are."""
-        if self.beliefs != "drawn":
-            return self.beliefs
-        if self.residuals_of is not None:
-            return f"{self.residuals_of} ({self.error:.0%} off)"
-        return f"{self.error:.0%} off" if self.error else "exact"
+        """The same for people."""
+        return self.quality.text
 
     def estimates(self) -> Estimates:
         if self.beliefs != "drawn":
@@ -229,29 +262,18 @@ class Scenario:
             speeds=self.speeds.make(),
             estimates=self.estimates(),
             truth=None if self.truth_of is None else self._truth(),
-            settings=dataclasses.replace(self.settings, seed=self.seed, failures=self._failures(trace)),
+            settings=dataclasses.replace(self.settings, seed=self.seed, failures=self._failures()),
             tell=tell,
         ).run()
 
-    def _failures(self, trace: Trace) -> FailureModel:
+    def _failures(self) -> FailureModel:
         """Those of the settings, and spot nodes that are taken back."""
-        model = self.settings.failures
-        if self.spot is None:
-            return model
-        last_s = max(job.arrival_s for job in trace.jobs)
-        work_s = sum((job.duration_s or 0.0) * job.gpus for job in trace.jobs)
-        longest_s = max(job.duration_s or 0.0 for job in trace.jobs)
-        until_s = last_s + _SPOT_SPAN * (work_s / sum(machine.gpus for machine in self.machines) + longest_s)
-        taken = self.spot.outages(len(self.machines), until_s, self.seed)
-        both = sorted((*model.outages, *taken), key=lambda outage: (outage.time_s, outage.node))
-        return dataclasses.replace(model, outages=tuple(both))
+        return dataclasses.replace(self.settings.failures, spot=self.spot)
 
 
 _TRUTH_SEED = 1_000_003
 """Added to the seed, so that what happens is drawn apart from what is believed."""
 BELIEFS: dict[str, type[Estimates]] = {"requested": Requested, "history": History}
-_SPOT_SPAN = 4.0
-"""Beyond the last arrival, in times of all the work on the cluster, for which spot nodes come and go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 from foretrain.scheduling.jobs import Trace
 from foretrain.scheduling.metrics import Metrics
-from foretrain.scheduling.study import Outcome, mean_metrics
+from foretrain.scheduling.study import EXACT, Outcome, Quality, mean_metrics
 from foretrain.scheduling.worth import worth
 
-Key = tuple[str, str]
+Key = tuple[str, Quality]
 """A policy and how good its estimates are."""
 
 
@@ -18,16 +18,15 @@ def mean_outcomes(outcomes: Sequence[Outcome]) -> dict[Key, Metrics]:
     """Over seeds, by policy and quality of the estimates."""
     several: dict[Key, list[Metrics]] = {}
     for outcome in outcomes:
-        several.setdefault((outcome.scenario.policy, outcome.scenario.estimates_are), []).append(
-            outcome.metrics
-        )
+        key = (outcome.scenario.policy, outcome.scenario.quality)
+        several.setdefault(key, []).append(outcome.metrics)
     return {key: mean_metrics(each) for key, each in several.items()}
 
 
 def cost_of_errors(means: Mapping[Key, Metrics], policy: str, found: Metrics) -> float | None:
     """What errors of the estimates cost in average completion time, as a fraction; None where no exact
     estimates were tried."""
-    exact = means.get((policy, "exact"))
+    exact = means.get((policy, EXACT))
     return None if exact is None else found.average_jct_s / exact.average_jct_s - 1
 
 
@@ -58,10 +57,11 @@ def document(jobs: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "means": [
             {
                 "policy": policy,
-                "estimates": estimates,
+                "estimates": quality.text,
+                "error": quality.error,
                 "average_jct_s": found.average_jct_s,
                 "cost_of_errors": cost_of_errors(means, policy, found),
             }
-            for (policy, estimates), found in means.items()
+            for (policy, quality), found in means.items()
         ],
     }

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from foretrain.scheduling.metrics import Metrics
-from foretrain.scheduling.study import Outcome
+from foretrain.scheduling.study import EXACT, Outcome, Quality
 
 _CONFIDENCE = 0.95
 
@@ -61,14 +61,14 @@ class Worth:
 
 def worth(outcomes: Sequence[Outcome]) -> list[Worth]:
     """Of every policy and source of estimates but the exact one, workload by workload."""
-    by_key: dict[tuple[str, str], dict[int, Metrics]] = {}
+    by_key: dict[tuple[str, Quality], dict[int, Metrics]] = {}
     for outcome in outcomes:
-        key = (outcome.scenario.policy, outcome.scenario.estimates_are)
+        key = (outcome.scenario.policy, outcome.scenario.quality)
         by_key.setdefault(key, {})[outcome.scenario.seed] = outcome.metrics
     found = []
-    for (policy, estimates), of_seed in by_key.items():
-        exact = by_key.get((policy, "exact"))
-        if exact is None or estimates == "exact":
+    for (policy, quality), of_seed in by_key.items():
+        exact = by_key.get((policy, EXACT))
+        if exact is None or quality == EXACT:
             continue
         seeds = sorted(of_seed.keys() & exact.keys())
         pairs = [(of_seed[seed], exact[seed]) for seed in seeds]
@@ -77,7 +77,7 @@ def worth(outcomes: Sequence[Outcome]) -> list[Worth]:
             for name, (value, relative) in FIGURES.items()
             if (difference := _difference(pairs, value, relative=relative)) is not None
         }
-        found.append(Worth(policy=policy, estimates=estimates, workloads=len(seeds), figures=figures))
+        found.append(Worth(policy=policy, estimates=quality.text, workloads=len(seeds), figures=figures))
     return found
 
 

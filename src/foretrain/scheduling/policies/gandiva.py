@@ -9,8 +9,7 @@ from foretrain.scheduling.simulator import Active, Simulation
 class Gandiva(Ranked):
     """Suspend and resume: at every interval those come first that ran least so far.
 
-    With ``--sharing`` jobs are packed onto GPUs in use as well. Left out: moving jobs to close gaps, growing
-    into idle GPUs, and unpacking pairs whose speed was seen to suffer (what pairs lose is forecast instead).
+    Left out: packing jobs onto GPUs in use, moving them to close gaps, and growing into idle GPUs.
     """
 
     name = "gandiva"

@@ -28,6 +28,8 @@ def read_gavel(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob
         fields = _PRESENT if len(cells) == 10 else _OLD
         try:
             values = {name: float(cells[place]) for name, place in fields.items()}
+            if not values["gpus"].is_integer():
+                raise ValueError("a part of a device")
             jobs.append(
                 TraceJob(
                     name=f"gavel-{number}",

@@ -35,23 +35,24 @@ def read_kubernetes(lines: Sequence[str], malformed: MalformedLines) -> list[Tra
     chosen = [item for item in items if item.get("kind") in KINDS]
     if not chosen:
         raise InputError(f"holds none of {', '.join(KINDS)}; kubectl get workloads,jobs,pods -o json")
-    stood_for = {owner.get("uid") for item in chosen for owner in _owners(item) if item["kind"] == "Workload"}
-    present = {str(item.get("metadata", {}).get("uid")) for item in chosen}
+    stood_for = {_uid(owner) for item in chosen for owner in _owners(item) if item["kind"] == "Workload"} - {
+        ""
+    }
+    present = {_uid(_part(item, "metadata")) for item in chosen} - {""}
     jobs = []
     for number, item in enumerate(items, start=1):
         try:
             if item not in chosen:
                 raise NoJob(f"a {item.get('kind', 'thing')}, which is no job")
-            uid = item.get("metadata", {}).get("uid")
-            owned = any(owner.get("uid") in present for owner in _owners(item))
-            if item["kind"] != "Workload" and (uid in stood_for or owned):
+            owned = any(_uid(owner) in present for owner in _owners(item))
+            if item["kind"] != "Workload" and (_uid(_part(item, "metadata")) in stood_for or owned):
                 continue
             jobs.append(_job(item))
         except NoJob as error:
             malformed.add(number, str(error))
         except InputError as error:
             malformed.add(number, first_line(error).partition(":")[0] + " is not valid")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             malformed.add(number, f"lacks or misspells {error}")
     return jobs
 
@@ -70,7 +71,7 @@ def unfinished_kubernetes(lines: Sequence[str]) -> list[Unfinished]:
             if end_s is None:
                 ran_s = None if start_s is None else now_s - start_s
                 found.append(Unfinished(_with(item, _LENGTH_UNKNOWN_S), ran_s))
-        except (NoJob, InputError, KeyError, TypeError, ValueError, AttributeError):
+        except (NoJob, InputError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
             continue
     return found
 
@@ -92,13 +93,25 @@ def _moments_s(lines: Sequence[str]) -> Iterator[float]:
             yield datetime.fromisoformat(text).timestamp()
 
 
+def _part(item: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table within a table; an empty one where it is missing, null or something else."""
+    part = item.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
 def _owners(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return list(item.get("metadata", {}).get("ownerReferences") or [])
+    owners = _part(item, "metadata").get("ownerReferences")
+    return [each for each in owners if isinstance(each, Mapping)] if isinstance(owners, list) else []
+
+
+def _uid(about: Mapping[str, Any]) -> str:
+    """Empty where there is none."""
+    return str(about.get("uid") or "")
 
 
 def _times_s(item: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """When it started and ended, where it did."""
-    status = item.get("status", {})
+    status = _part(item, "status")
     if item["kind"] == "Workload":
         return _condition_s(status, "Admitted"), _condition_s(status, "Finished")
     if item["kind"] == "Job":
@@ -118,20 +131,20 @@ def _job(item: Mapping[str, Any]) -> TraceJob:
 
 
 def _with(item: Mapping[str, Any], duration_s: float) -> TraceJob:
-    about, spec, status = item["metadata"], item["spec"], item.get("status", {})
+    about, spec, status = item["metadata"], item["spec"], _part(item, "status")
     kind = item["kind"]
     if kind == "Workload":
         sets = [(int(each.get("count", 1)), each["template"]["spec"]) for each in spec["podSets"]]
         limit_s, queue = spec.get("maximumExecutionTimeSeconds"), spec.get("queueName", "")
     elif kind == "Job":
         sets = [(int(spec.get("parallelism", 1)), spec["template"]["spec"])]
-        limit_s, queue = spec.get("activeDeadlineSeconds"), about.get("labels", {}).get(_QUEUE, "")
+        limit_s, queue = spec.get("activeDeadlineSeconds"), _part(about, "labels").get(_QUEUE, "")
     else:
         sets = [(1, spec)]
-        limit_s, queue = spec.get("activeDeadlineSeconds"), about.get("labels", {}).get(_QUEUE, "")
+        limit_s, queue = spec.get("activeDeadlineSeconds"), _part(about, "labels").get(_QUEUE, "")
     gpus, share = _gpus(sets)
     created_s = _time_s(about["creationTimestamp"])
-    products = {pod.get("nodeSelector", {}).get(_PRODUCT) for _, pod in sets} - {None}
+    products = {str(_part(pod, "nodeSelector").get(_PRODUCT) or "") for _, pod in sets} - {""}
     pod = sets[0][1]
     return TraceJob(
         name=f"{about.get('namespace', '')}/{about['name']}".lstrip("/"),
@@ -140,7 +153,7 @@ def _with(item: Mapping[str, Any], duration_s: float) -> TraceJob:
         gpus=gpus,
         share=share,
         device=products.pop().lower() if len(products) == 1 else None,
-        group=str(status.get("admission", {}).get("clusterQueue") or queue or about.get("namespace", "")),
+        group=str(_part(status, "admission").get("clusterQueue") or queue or about.get("namespace", "")),
         user=about.get("namespace", ""),
         priority=float(spec.get("priority", pod.get("priority", 0)) or 0),
         limit_s=float(limit_s) if limit_s else None,
@@ -152,8 +165,8 @@ def _gpus(sets: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[int, float]:
     whole, slices = 0, 0
     for count, pod in sets:
         for container in pod.get("containers", []):
-            wanted = container.get("resources", {})
-            wanted = {**(wanted.get("requests") or {}), **(wanted.get("limits") or {})}
+            resources = _part(container, "resources")
+            wanted = {**_part(resources, "requests"), **_part(resources, "limits")}
             whole += count * int(wanted.get(_GPU, 0))
             for name, number in wanted.items():
                 if name.startswith(_MIG):
@@ -174,7 +187,7 @@ def _condition_s(status: Mapping[str, Any], kind: str) -> float | None:
 
 def _pod_end_s(status: Mapping[str, Any]) -> float | None:
     ends = [
-        _time_s(each.get("state", {}).get("terminated", {}).get("finishedAt"))
+        _time_s(_part(_part(each, "state"), "terminated").get("finishedAt"))
         for each in status.get("containerStatuses") or []
     ]
     known = [end for end in ends if end is not None]

@@ -43,9 +43,10 @@ def lines_of(path: Path) -> list[str]:
 def dictionaries(
     lines: Sequence[str], heading: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, str] | None]]:
-    """Rows of a CSV file with the numbers of their lines; None for one with too few or too many cells."""
-    reader = csv.reader(lines)
-    names = list(heading) if heading is not None else next(reader, [])
+    """Rows of a CSV file with the numbers of their lines; None for one with too few or too many cells. Blanks
+    after a comma, and around the names of columns, count for nothing."""
+    reader = csv.reader(lines, skipinitialspace=True)
+    names = list(heading) if heading is not None else [name.strip() for name in next(reader, [])]
     for cells in reader:
         if cells:
             yield reader.line_num, dict(zip(names, cells, strict=True)) if len(cells) == len(names) else None

@@ -12,6 +12,9 @@ from foretrain.scheduling.traces.rows import NoJob, Row, Unfinished, read_rows, 
 NEEDED = ("JobID", "Submit", "State")
 """Beside them one of AllocTRES, ReqTRES and AllocGRES, and Start and End, or Elapsed or ElapsedRaw."""
 _STEP = re.compile(r"\.(batch|extern|interactive|\d+)$")
+_TASKS = r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?"
+"""Of an array: one, those from one to another, or every so many of these."""
+_ARRAY = re.compile(rf"(?P<job>\d+)_\[(?P<tasks>{_TASKS}(?:,{_TASKS})*)(?:%\d+)?\]")
 _AGAIN = ("REQUEUED", "PREEMPTED", "NODE_FAIL")
 _NOT_YET = ("PENDING", "RUNNING", "SUSPENDED", "RESIZING", "CONFIGURING", "COMPLETING")
 _NONE = ("", "Unknown", "None", "N/A")
@@ -59,16 +62,17 @@ def unfinished_sacct(lines: Sequence[str]) -> list[Unfinished]:
 def array_tasks(name: str) -> list[str] | None:
     """The tasks of an array that waits; None for a job that is none.
 
-    >>> array_tasks("7_[1-3,9%2]")
-    ['7_1', '7_2', '7_3', '7_9']
+    >>> array_tasks("7_[1-3,5-9:2,12%2]")
+    ['7_1', '7_2', '7_3', '7_5', '7_7', '7_9', '7_12']
     """
-    match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", name)
+    match = _ARRAY.fullmatch(name)
     if match is None:
         return None
     tasks: list[str] = []
-    for part in match[2].split(","):
-        first, _, end = part.partition("-")
-        tasks += [f"{match[1]}_{task}" for task in range(int(first), int(end or first) + 1)]
+    for first, end, step in re.findall(_TASKS, match["tasks"]):
+        tasks += [
+            f"{match['job']}_{task}" for task in range(int(first), int(end or first) + 1, int(step or 1))
+        ]
     return tasks
 
 
