@@ -379,3 +379,18 @@ def test_groups_that_no_job_has_are_told_in_a_line(tmp_path: Path) -> None:
     assert run.exit_code == 0
     assert "no job is of group 'reserach', which the rules name" in run.output
     assert "'research'" not in run.output
+
+
+def test_a_job_that_was_taken_off_needs_its_gpus_for_what_is_left_of_its_limit() -> None:
+    """It ran for 900 s of its 1,000 before it gave way to ``high``: there is time for the rest of it before
+    ``wide``, which waits for ``half``."""
+    jobs = [
+        job("long", gpus=4, duration_s=1000.0, limit_s=1000.0),
+        job("half", gpus=4, duration_s=1200.0, limit_s=1200.0, priority=1.0),
+        job("high", 900.0, gpus=4, limit_s=100.0, priority=1.0),
+        job("wide", 901.0, gpus=8, limit_s=100.0, priority=1.0),
+    ]
+    result = played(jobs, Rules(preempt=True))
+    assert preempted(result) == ["long"]
+    assert [each.end_s for each in result.segments if result.jobs[each.job].name == "long"] == [900.0, 1100.0]
+    assert starts(result)["wide"] == 1200.0

@@ -148,11 +148,18 @@ class Plan:
 
 def _length_s(cluster: Simulation, job: Active) -> float:
     """For how long a job that starts holds its GPUs at most."""
-    limit_s = job.spec.limit_s
+    limit_s = _left_of_limit_s(cluster, job)
     return max(cluster.remaining_s(job) if limit_s is None else limit_s, _SLACK_S)
 
 
 def _end_s(cluster: Simulation, job: Active) -> float:
     """When a job that runs gives its GPUs back at the latest."""
-    limit_s = job.spec.limit_s
-    return cluster.now + cluster.expected_s(job) if limit_s is None else job.since_s + limit_s
+    limit_s = _left_of_limit_s(cluster, job)
+    return cluster.now + (cluster.expected_s(job) if limit_s is None else limit_s)
+
+
+def _left_of_limit_s(cluster: Simulation, job: Active) -> float | None:
+    """What a job has not run of its limit; None where it has none."""
+    if job.spec.limit_s is None:
+        return None
+    return job.spec.limit_s - job.ran_s - (cluster.now - job.since_s if job.is_running else 0.0)
