@@ -717,7 +717,7 @@ design jobs.jsonl --count 1 --measured missing.jsonl -> missing.jsonl: cannot be
 design jobs.jsonl --count 1 --measured jobs.jsonl -> jobs.jsonl: holds jobs (foretrain measure steps, measure campaign, design and predict --jobs
 design jobs.jsonl --count 1 --measured run_inf.jsonl -> run_inf.jsonl:1: measured.step_time_s: inf is not a finite number above zero
 design run_bad_job.jsonl --count 1 -> run_bad_job.jsonl:1: training: missing; a job has the sections model, training and cluster
-design c_broken.toml --count 1 -> c_broken.toml: Invalid value
+design c_broken.toml --count 1 -> c_broken.toml: not TOML (Invalid value
 design c_key.toml --count 1 -> c_key.toml: colour: 'colour' is not a known key; allowed are batch, batch_per_worker, classes
 design job.toml --count 1 -> job.toml: model: 'model' is not a known key; allowed are batch, batch_per_worker, classes
 design job.toml --count 1 --cluster 1,2 --scale 2 -> --scale: '2' is not above 0 and at most 1
@@ -817,7 +817,7 @@ measure campaign -> Missing option '--out' / '-o'
 measure campaign -o c.jsonl -> models: missing; it is required
 measure campaign missing.toml -o c.jsonl -> missing.toml: cannot be read (No such file or directory)
 measure campaign folder.toml -o c.jsonl -> folder.toml: cannot be read (Is a directory)
-measure campaign c_broken.toml -o c.jsonl -> c_broken.toml: Invalid value
+measure campaign c_broken.toml -o c.jsonl -> c_broken.toml: not TOML (Invalid value
 measure campaign c_key.toml -o c.jsonl -> c_key.toml: colour: 'colour' is not a known key; allowed are batch, batch_per_worker, classes
 measure campaign c_models.toml -o c.jsonl -> c_models.toml: models: missing; it is required
 measure campaign c_batch.toml -o c.jsonl -> c_batch.toml: batch: give batch (samples per step over all workers) or batch_per_worker, one
@@ -917,7 +917,7 @@ schedule trace.csv --cluster 2x4xnope -> cluster: 'nope' is not one of foretrain
 schedule trace.csv --cluster "" -> cluster: '' is not a TOML file with [cluster], a CSV file of nodes (gpu, model), "64x8xv100"
 schedule trace.csv --cluster missing.toml -> missing.toml: cannot be read (No such file or directory)
 schedule trace.csv --cluster folder.toml -> folder.toml: cannot be read (Is a directory)
-schedule trace.csv --cluster broken.toml -> broken.toml: Expected ']' at the end of a table declaration
+schedule trace.csv --cluster broken.toml -> broken.toml: not TOML (Expected ']' at the end of a table declaration
 schedule trace.csv --cluster binary.toml -> binary.toml: cannot be read
 schedule trace.csv --cluster cluster_device.toml -> cluster_device.toml: cluster.device: 'nope' is not one of foretrain catalog devices, which has
 schedule trace.csv --cluster cluster_nodes.toml -> cluster_nodes.toml: cluster.nodes: 0 is not a whole number of at least 1

@@ -97,7 +97,7 @@ def _what_instead(held: Mapping[str, Any]) -> str:
         return f"a configuration of diffusers ({held['_class_name']}); give file.py:function that builds it"
     if "peft_type" in held:
         return f"an adapter; give its base model, {held.get('base_model_name_or_path')}"
-    return "model_type is missing, which names the architecture of transformers"
+    return "model_type is missing, which a configuration of transformers has (jobs have model, training, ...)"
 
 
 def _of_transformers(held: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import tempfile
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,16 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def read_tables(path: Path) -> Any:
+    """What a ``.json`` file holds, or any other file as TOML."""
+    text = read_text(path)
+    kind, parse = ("JSON", parse_json) if path.suffix == ".json" else ("TOML", tomllib.loads)
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise InputError(f"{path}: not {kind} ({error})") from error
 
 
 def check_target(path: Path, *, folder: bool = False) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from foretrain import spellings
 from foretrain.adapter import Adapter
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
-from foretrain.files import parse_json, read_text
+from foretrain.files import parse_json, read_tables, read_text
 from foretrain.placing import check_groups
 from foretrain.plan import ContextExchange, Dispatcher, Plan, Recompute, Schedule, Shard
 from foretrain.provenance import as_measured
@@ -285,12 +284,7 @@ class Job:
     def load(cls, path: Path | str, *, catalog: Catalog | None = None, edit: Edit = lambda data: data) -> Job:
         """A job from a ``.toml`` or ``.json`` file; errors start with the file's name."""
         path = Path(path)
-        text = read_text(path)
-        try:
-            data = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
-        except ValueError as error:
-            kind = "JSON" if path.suffix == ".json" else "TOML"
-            raise InputError(f"{path}: not {kind} ({error})") from error
+        data = read_tables(path)
         try:
             return cls.read(edit(data), catalog=catalog, base=path.parent)
         except InputError as error:

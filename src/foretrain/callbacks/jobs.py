@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +17,7 @@ from foretrain.allocator_settings import AllocatorSettings, set_in_environment
 from foretrain.api import make_job
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
-from foretrain.files import read_text
+from foretrain.files import read_tables
 from foretrain.job import Job
 from foretrain.workload import Training
 
@@ -124,11 +122,7 @@ def _tables(job: str | os.PathLike[str] | Tables | None) -> tuple[Tables, Path]:
         kept = ("image", "sequence", "classes", "optimizer")
         inputs = {name: value for name, value in named["training"].items() if name in kept}
         return {"model": named["model"], "training": inputs}, Path()
-    try:
-        text = read_text(path)
-        return (json.loads(text) if path.suffix == ".json" else tomllib.loads(text)), path.parent
-    except ValueError as error:
-        raise InputError(f"{path}: {error}") from error
+    return read_tables(path), path.parent
 
 
 # Devices

@@ -135,14 +135,11 @@ def _on(runs: Sequence[Run], cluster: str) -> list[Run]:
 
 def _cluster_in(path: Path, catalog: Catalog) -> Cluster:
     """The [cluster] of a job file, or a file that is one."""
-    import tomllib
-
     from foretrain.cluster import Cluster
-    from foretrain.files import parse_json, read_text
+    from foretrain.files import read_tables
 
-    text = read_text(path)
+    document = read_tables(path)
     try:
-        document = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
         return Cluster.read(document.get("cluster", document), catalog)
-    except (AttributeError, InputError, ValueError) as error:
+    except (AttributeError, InputError) as error:
         raise InputError(f"{path}: {error}") from error

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import json
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from foretrain import schema
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, invalid
-from foretrain.files import read_text
+from foretrain.files import read_tables
 from foretrain.interrupts import ended_as_interrupted
 from foretrain.job import Job, Run, read_lines
 from foretrain.measure.backends import Backend, CellFailed
@@ -116,14 +115,13 @@ def read_campaign(path: Path, options: Mapping[str, Any]) -> list[Grid]:
 
     ``options`` replace what the file says.
     """
-    text = read_text(path)
+    data = read_tables(path)
     try:
-        data = tomllib.loads(text)
         grids = data.pop("grid", [{}])
         if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
             raise invalid("grid", grids, "tables [[grid]]")
         return [read_grid({**data, **grid, **options}) for grid in grids]
-    except (InputError, ValueError) as error:
+    except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tomllib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid
-from foretrain.files import parse_json, read_text
+from foretrain.files import read_tables
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.sharing.mig import cut
 from foretrain.scheduling.traces.rows import dictionaries, lines_of
@@ -116,13 +115,12 @@ def sections_of(text: str) -> dict[str, dict[str, Any]]:
 
 
 def _cluster_of(path: Path) -> Cluster:
-    text = read_text(path)
+    document = read_tables(path)
     try:
-        document = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
         if not isinstance(document, dict):
             raise invalid("cluster", document, "a table of keys and values")
         return Cluster.read(document.get("cluster", document), Catalog.load())
-    except (InputError, ValueError) as error:
+    except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from foretrain.errors import InputError, invalid, unknown
-from foretrain.files import read_text
+from foretrain.files import read_tables
 from foretrain.units import parse_seconds
 
 
@@ -108,10 +107,7 @@ _KEYS = {
 
 def read_rules(path: Path) -> Rules:
     """From a TOML file: ``preempt``, ``kill``, ``[queue.NAME]`` and ``[[reservation]]``."""
-    try:
-        document = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: not TOML ({error})") from error
+    document = read_tables(path)
     try:
         return _rules(document)
     except InputError as error:
