@@ -77,7 +77,7 @@ class Table:
         rest = self.targets - base
         problem = Problem(
             rows=rows[known], terms=None, targets=rest[known], groups=self.families[known].tolist(),
-            types=["all"] * int(known.sum()),
+            types=["all"] * int(known.sum()), steps=[str(i) for i in np.flatnonzero(known)],
         )  # fmt: skip
         chosen = choose(problem, FEW, folds=3)["all"].name
         model = Scaled.learn(CANDIDATES[chosen](), rows[known], rest[known])

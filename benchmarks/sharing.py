@@ -1,7 +1,7 @@
 """Scores forecasts of how fast jobs run that share a GPU, on pairs that were measured.
 
     python benchmarks/sharing.py gavel --data DIR [--devices k80,p100,v100]
-    python benchmarks/sharing.py h200 [--file data/studies/h200_sharing.jsonl] [--forecast deletepop [--paced]]
+    python benchmarks/sharing.py h200 [--file FILE] [--forecast deletepop [--paced]]
 
 ``gavel`` reads tables/gavel_colocation.csv.gz and traces/gavel_simulation_throughputs.json.gz of the data.
 Every job is left out in turn; pairs with it are forecast from manners fitted to pairs of the others, its own

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +376,25 @@ def test_a_transfer_is_checked_on_runs_that_were_left_out(
     assert isinstance(table, Table)
     assert table.headings[1:] == ("as it was", "tailored")
     assert table.rows[-1][0] == "mean"
+
+
+def test_repeats_of_a_step_are_left_out_of_a_transfer_together(
+    fitted: DriplePredictor, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all runs are of one family, so that its steps are left out in turn."""
+    fitted.save(tmp_path)
+    parts: list[Sequence[str]] = []
+    transfer = tailoring_module().transfer
+
+    def watched(network: Any, data: Any, groups: Sequence[str]) -> Any:
+        parts.append(groups)
+        return transfer(network, data, groups)
+
+    monkeypatch.setattr(tailoring_module(), "transfer", watched)
+    steps = [run(job(folder, "a", depth=depth, workers=4), 0.95) for depth in (1, 2, 3)]
+    DriplePredictor.load(tmp_path).fit([*steps, *steps])
+    assert parts[0][:3] == parts[0][3:]
+    assert len(set(parts[0])) == 3
 
 
 def test_for_another_device_a_transfer_starts_from_the_schedule(

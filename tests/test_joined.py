@@ -22,6 +22,7 @@ from foretrain.predictors.joined.choosing import WAYS, Array, LeftOut, Way, chos
 from foretrain.predictors.joined.members import SHIPPED, everyone, read_names
 from foretrain.predictors.joined.predictor import JoinedPredictor, Joining
 from foretrain.predictors.joined.relations import Known, Relation
+from foretrain.predictors.seen import step_of
 from test_ray_models import job, run
 
 QUICK = Joining(predictors=("ernest",), folds=3)
@@ -83,7 +84,7 @@ def test_runs_that_differ_by_their_data_alone_are_left_out_together() -> None:
     workload = dataclasses.replace(RUNS[0].job.workload, training=more)
     job = dataclasses.replace(RUNS[0].job, workload=workload)
     assert job != RUNS[0].job
-    assert relations.step_of(job) == relations.step_of(RUNS[0].job)
+    assert step_of(job) == step_of(RUNS[0].job)
     runs = [*RUNS, dataclasses.replace(RUNS[0], job=job)]
     for part in relations.parts(runs, 3)[:3]:
         assert (0 in part.test) == (len(RUNS) in part.test)

@@ -80,6 +80,18 @@ def test_what_was_scored_is_taken_from_the_work_folder(files: list[Path], tmp_pa
     assert len(again.results) == len(first.results)
 
 
+def test_a_kept_score_is_of_the_same_file_by_any_path(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = board(files, names=["ernest"], work=tmp_path / "work")
+    kept = sorted((tmp_path / "work").iterdir())
+    monkeypatch.chdir(tmp_path)
+    again = board([Path("mine.jsonl")], names=["ernest"], work=Path("work"))
+    assert {one.runs_file for one in again.results} == {"mine.jsonl"}
+    assert again.points == first.points
+    assert sorted((tmp_path / "work").iterdir()) == kept
+
+
 def test_a_kept_score_that_cannot_be_read_is_made_anew(files: list[Path], tmp_path: Path) -> None:
     first = board(files, names=["ernest"], work=tmp_path / "work")
     for path in (tmp_path / "work").iterdir():

@@ -243,10 +243,28 @@ def test_the_regressor_that_does_best_on_other_architectures_is_chosen() -> None
         targets=rows @ [1.0, 0.5, 0.0],
         groups=[str(i // 4) for i in range(80)],
         types=["x"] * 80,
+        steps=[str(i) for i in range(80)],
     )
     choice = choose(problem)["x"]
     assert choice.name != "constant"
     assert choice.errors[choice.name] == min(choice.errors.values()) < choice.errors["constant"] / 5
+
+
+def test_repeats_of_a_step_are_left_out_together_where_all_are_of_one_architecture() -> None:
+    """Four measurements of each step tell its noise by heart, and nothing else."""
+    draw = np.random.default_rng(0)
+    rows, noise = draw.normal(size=(12, 3)), draw.normal(size=12)
+    times = 4
+    problem = Problem(
+        rows=np.tile(rows, (times, 1)),
+        terms=None,
+        targets=np.tile(noise, times),
+        groups=["x"] * 12 * times,
+        types=["x"] * 12 * times,
+        steps=[str(i) for i in range(12)] * times,
+    )
+    errors = choose(problem)["x"].errors
+    assert min(errors.values()) > 0.3
 
 
 # The predictor

@@ -101,8 +101,11 @@ def test_a_training_that_was_stopped_goes_on_as_if_it_had_not(tmp_path: Path) ->
         with pytest.raises(KeyboardInterrupt):
             training.train(training.Costs(SMALL), steps=3, checkpoint=tmp_path / "part", progress=stop)
         again, _ = training.train(training.Costs(SMALL), steps=3, checkpoint=tmp_path / "part")
-        with pytest.raises(InputError, match=r"holds a training of 'costs, 3 steps, seed 0', not of"):
+        held = rf"holds a training of 'costs, 3 steps, seed 0, {len(SMALL)} graphs \(\w+\)', not of"
+        with pytest.raises(InputError, match=held):
             training.train(training.Costs(SMALL), steps=4, checkpoint=tmp_path / "part")
+        with pytest.raises(InputError, match=held):  # other data
+            training.train(training.Costs(SMALL[::-1]), steps=3, checkpoint=tmp_path / "part")
     finally:
         training._SAVED_EVERY = before
     made = embedding_module().Embedding

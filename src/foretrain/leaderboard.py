@@ -164,7 +164,7 @@ def board(
         starting(task, number, len(todo))
         kept = None if work is None else work / f"{_key(task, most)}.json"
         try:
-            scored = _taken(kept) or _scored(task, most, processes, catalog)
+            scored = _taken(kept, task) or _scored(task, most, processes, catalog)
         except ForetrainError as error:
             missing.append(f"{task}: {first_line(error)}")
             continue
@@ -197,12 +197,18 @@ def _scored(task: Task, most: int | None, processes: int, catalog: Catalog | Non
     )
 
 
-def _taken(path: Path | None) -> Evaluation | None:
-    """What was kept of a task; nothing where it is not there or is of another version."""
+def _taken(path: Path | None, task: Task) -> Evaluation | None:
+    """What was kept of a task, its files by the names that they have now; nothing where it is not there or of
+    another version."""
     if path is None or not path.exists():
         return None
+    called = {each.name: str(each) for each in task.paths}
     try:
-        return Evaluation.from_dict(parse_json(read_text(path)))
+        document = parse_json(read_text(path))
+        for rows in document.values():
+            for row in rows:
+                row["runs_file"] = called[Path(row["runs_file"]).name]
+        return Evaluation.from_dict(document)
     except (ForetrainError, KeyError, TypeError, ValueError):
         return None
 

@@ -122,6 +122,17 @@ def workload_key(job: Job) -> str:
     return json.dumps([job.workload.model.key, what, how], sort_keys=True, default=str)
 
 
+_OF_DATA = frozenset({"samples", "epochs"})
+"""Fields of a training that its step does not depend on."""
+
+
+def step_of(job: Job) -> str:
+    """A text that jobs share when their steps are the same: all but how much data they train on."""
+    document = job.to_dict()
+    training = {name: value for name, value in document["training"].items() if name not in _OF_DATA}
+    return json.dumps({**document, "training": training}, sort_keys=True)
+
+
 def number_row(job: Job) -> dict[str, float | None]:
     return {name: number(job) for name, number in NUMBERS.items()}
 

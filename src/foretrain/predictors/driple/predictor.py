@@ -44,7 +44,7 @@ from foretrain.predictors.driple.whitebox import (
     rank_link_bytes_per_s,
 )
 from foretrain.predictors.neural import NeuralPredictor
-from foretrain.predictors.seen import DATA_NUMBERS, NUMBERS, SETTINGS, Numbers, Seen
+from foretrain.predictors.seen import DATA_NUMBERS, NUMBERS, SETTINGS, Numbers, Seen, step_of
 from foretrain.units import format_count
 
 if TYPE_CHECKING:
@@ -194,7 +194,10 @@ class DriplePredictor(NeuralPredictor[Learned]):
         )
         kin = [family(run.job.workload.model) for run in known]
         keys = [self._network_of(run.job) for run in known]
-        networks, held_out = (self._transfer if self._transfers else self._train)(data, kin, keys)
+        if self._transfers:
+            networks, held_out = self._transfer(data, kin, keys, [step_of(run.job) for run in known])
+        else:
+            networks, held_out = self._train(data, kin, keys)
         self._keep(known, data, networks, data.figures(held_out), levels)
         return self
 
@@ -212,10 +215,10 @@ class DriplePredictor(NeuralPredictor[Learned]):
         return networks, held_out
 
     def _transfer(
-        self, data: Cases, kin: Sequence[str], keys: Sequence[str]
+        self, data: Cases, kin: Sequence[str], keys: Sequence[str], steps: Sequence[str]
     ) -> tuple[dict[str, Network], Array]:
         """Tailored networks; the figures of each run by one that was tailored without its family (or, where
-        all are of one, without it)."""
+        all are of one, without it and its repeats)."""
         tailoring, before = tailoring_module(), self.state()
         networks = dict(before.networks)
         held_out = np.full((len(kin), len(TARGETS)), np.nan)
@@ -226,7 +229,7 @@ class DriplePredictor(NeuralPredictor[Learned]):
                 start = tailoring.silenced(next(iter(before.networks.values())))
             here = data.part(rows)
             families = [kin[i] for i in rows]
-            groups = families if len(set(families)) > 1 else [str(i) for i in rows]
+            groups = families if len(set(families)) > 1 else [steps[i] for i in rows]
             networks[key], held_out[rows] = tailoring.transfer(start, here.samples(), groups)
             as_it_was = here.figures(start.figures(here.samples()))
             self.transfers_.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from foretrain.predictors.seen import (
     Numbers,
     number_columns,
     number_row,
+    step_of,
     workload_key,
 )
 from foretrain.splits import extrapolation
@@ -32,8 +32,6 @@ WORDS: Mapping[Relation, str] = {
 }
 _ALONG = ("workers", "nodes", "cores", "batch of a worker")
 """Numbers of whose values the largest third is left out."""
-_OF_DATA = frozenset({"samples", "epochs"})
-"""Fields of a training that its step does not depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +92,6 @@ class Known:
 def device_of(job: Job) -> str:
     """The devices of a job in one word."""
     return "+".join(sorted({group.device.name for group in job.cluster.groups}))
-
-
-def step_of(job: Job) -> str:
-    """A text that jobs share when their steps are the same: all but how much data they train on."""
-    document = job.to_dict()
-    training = {name: value for name, value in document["training"].items() if name not in _OF_DATA}
-    return json.dumps({**document, "training": training}, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

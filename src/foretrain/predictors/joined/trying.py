@@ -12,7 +12,8 @@ from foretrain.job import Job, Run
 from foretrain.predictors.evidence import Key
 from foretrain.predictors.joined.choosing import LeftOut, key_of
 from foretrain.predictors.joined.members import Members, everyone
-from foretrain.predictors.joined.relations import Known, Part, Relation, device_of, step_of
+from foretrain.predictors.joined.relations import Known, Part, Relation, device_of
+from foretrain.predictors.seen import step_of
 
 STEP = "step_time_s"
 

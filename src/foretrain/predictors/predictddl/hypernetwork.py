@@ -60,6 +60,7 @@ class Weights(Objective):
         torch.manual_seed(seed)
         self.decoder = nn.Sequential(nn.Linear(SIZE, 64), nn.ReLU(), nn.Linear(64, TILE * TILE * 9))
         self.tasks = {kind: _Task(kind) for kind in kinds}
+        self.data = " and ".join(kinds)
 
     def loss(self, network: HyperNetwork, draw: random.Random) -> Tensor:
         task = self.tasks[draw.choice(list(self.tasks))]

@@ -42,6 +42,7 @@ from foretrain.predictors.predictddl.machines import machine_of
 from foretrain.predictors.predictddl.primitives import primitives
 from foretrain.predictors.predictddl.regressors import CANDIDATES, Choice, Problem, Scaled, choose
 from foretrain.predictors.predictddl.trained import Trained, settings, some
+from foretrain.predictors.seen import step_of
 
 if TYPE_CHECKING:
     from foretrain.predictors.predictddl.embedding import Embedding
@@ -253,7 +254,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         terms = physics(works, jobs, machines) if self.form == "ratio" else None
         problem = Problem(
             rows=rows, terms=terms, targets=np.log(step_times(runs)), groups=groups, types=types,
-            machines=len(machines), busy=_busy(runs),
+            steps=[step_of(job) for job in jobs], machines=len(machines), busy=_busy(runs),
         )  # fmt: skip
         choices = choose(problem, self.candidates)
         learned = self._trained(problem, choices, jobs, machines)

@@ -312,6 +312,8 @@ class Problem:
     targets: Array
     groups: Sequence[str]
     types: Sequence[str]
+    steps: Sequence[str]
+    """What repeats of a step have in common."""
     machines: int = 0
     """How many have a parameter of the baseline."""
     busy: Array | None = None
@@ -359,7 +361,7 @@ def choose(
     problem: Problem, candidates: Sequence[str] = tuple(CANDIDATES), folds: int = 5
 ) -> dict[str, Choice]:
     """Group k-fold cross-validation over architectures; the baseline is fitted anew in each fold."""
-    fold_of, types = _folds(problem.groups, folds), np.array(problem.types)
+    fold_of, types = _folds(problem, folds), np.array(problem.types)
     held_out = {name: np.full(len(types), np.nan) for name in candidates}
     for fold in np.unique(fold_of):
         base = problem.based(problem.baselines(fold_of != fold))
@@ -384,9 +386,9 @@ def _best(held_out: Mapping[str, Array], targets: Array, rows: npt.NDArray[np.bo
     return Choice(name=best, errors=means, held_out=held_out[best][rows])
 
 
-def _folds(groups: Sequence[str], folds: int) -> npt.NDArray[np.int64]:
-    """Groups dealt out to folds, the large ones first; single runs where there is one group alone."""
-    labels = list(groups) if len(set(groups)) > 1 else [str(i) for i in range(len(groups))]
+def _folds(problem: Problem, folds: int) -> npt.NDArray[np.int64]:
+    """Groups dealt out to folds, the large ones first; single steps where there is one group alone."""
+    labels = list(problem.groups if len(set(problem.groups)) > 1 else problem.steps)
     sizes = {label: labels.count(label) for label in dict.fromkeys(labels)}
     filled, where = [0] * min(folds, max(len(sizes), 1)), {}
     for label in sorted(sizes, key=lambda name: (-sizes[name], name)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from abc import ABC, abstractmethod
@@ -42,6 +43,8 @@ class Objective(ABC):
     name: ClassVar[str]
     rate: float = 3e-3
     decoder: nn.Module
+    data: str
+    """What it learns from, in a word that other data does not have."""
 
     @abstractmethod
     def loss(self, network: HyperNetwork, draw: random.Random) -> Tensor: ...
@@ -66,7 +69,8 @@ def train(
     """
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network, plan = HyperNetwork(), f"{objective.name}, {steps} steps, seed {seed}"
+        network = HyperNetwork()
+        plan = f"{objective.name}, {steps} steps, seed {seed}, {objective.data}"
         both = nn.ModuleDict({"network": network, "decoder": objective.decoder})
         optimizer = torch.optim.AdamW(both.parameters(), lr=objective.rate, weight_decay=_DECAY)
         first = 0 if checkpoint is None else _resume(checkpoint, both, optimizer, plan)
@@ -132,6 +136,7 @@ class _OverGraphs(Objective):
     def __init__(self, graphs: Sequence[Primitives], *, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.graphs = graphs
+        self.data = f"{len(graphs)} graphs ({_digest(graphs)})"
         inside, outside = (
             [i for i in range(len(graphs)) if (i % _HELD_OUT == 0) == held] for held in (False, True)
         )
@@ -141,6 +146,14 @@ class _OverGraphs(Objective):
         ordered = sorted(places, key=lambda i: len(self.graphs[i].kinds))
         parts = [ordered[first : first + _BATCH] for first in range(0, len(ordered), _BATCH)]
         return [(torch.tensor(part), batch_of([self.graphs[i] for i in part])) for part in parts]
+
+
+def _digest(graphs: Sequence[Primitives]) -> str:
+    digest = hashlib.sha256()
+    for graph in graphs:
+        for part in (graph.kinds, graph.shapes, graph.edges):
+            digest.update(repr(part.shape).encode() + np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()[:8]
 
 
 class _Regression(_OverGraphs):
