@@ -111,6 +111,57 @@ def test_repeated_runs_of_a_configuration_count_by_their_median() -> None:
     assert tried.time_s == pytest.approx(0.2 * (one.workload.training.total_steps or 0))
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"sequence": 32},
+        {"optimizer": "adamw"},
+        {"precision": "bf16"},
+        {"name": "model.py:other"},
+        {"plan": {"data": 2, "shard": "zero3"}},
+        {"plan": {"data": 2, "micro_batch": 4}},
+    ],
+)
+def test_runs_of_another_training_tell_nothing_of_a_candidate(other: dict[str, Any]) -> None:
+    wanted = job(2, samples=1000, epochs=3)
+    assert not tried_by([wanted], [run(job(2, samples=1000, **other))], 1e9)
+    assert configured(job(2, samples=1000, **other)) != configured(wanted)
+    assert len(tried_by([wanted], [run(job(2, samples=50))], 1e9)) == 1
+
+
+def on_node(node: str | None, step_time_s: float = 0.1) -> Run:
+    named = {} if node is None else {"node": node}
+    cluster = {"device": "v100-sxm-32gb", "devices_per_node": 2, "nodes": 1, **named}
+    return run(Job.read({**job(2, samples=1000).to_dict(), "cluster": cluster}), step_time_s=step_time_s)
+
+
+def test_machines_of_one_device_are_told_apart_where_runs_name_them() -> None:
+    aws, dgx, unnamed = on_node("p3dn.24xlarge", 0.1), on_node("dgx-1-v100", 0.4), on_node(None, 0.2)
+    wanted = [aws.job, dgx.job]
+
+    def steps_s(*runs: Run) -> list[tuple[str, float, int]]:
+        return [
+            (
+                one.job.cluster.groups[0].node.name,
+                one.time_s / (one.job.workload.training.total_steps or 1),
+                one.runs,
+            )
+            for one in tried_by(wanted, runs, 1e9)
+            if one.job.cluster.groups[0].node
+        ]
+
+    assert steps_s(aws, dgx) == [
+        ("p3dn.24xlarge", pytest.approx(0.1), 1),
+        ("dgx-1-v100", pytest.approx(0.4), 1),
+    ]
+    assert steps_s(aws) == [("p3dn.24xlarge", pytest.approx(0.1), 1)]
+    assert next_turn(wanted, [aws], 1e9).following is dgx.job
+    assert steps_s(aws, unnamed) == [
+        ("p3dn.24xlarge", pytest.approx(0.1), 1),
+        ("dgx-1-v100", pytest.approx(0.2), 1),
+    ]
+
+
 def test_a_share_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match=r"improvement: 1.5"):
         next_turn(CANDIDATES, [], DEADLINE_S, improvement=1.5)
