@@ -197,6 +197,29 @@ def test_the_command_proposes_a_run_and_writes_it(runs_file: Path, tmp_path: Pat
     assert len(told["tried"]) == 3
 
 
+def test_what_failed_of_another_training_takes_no_candidate(runs_file: Path) -> None:
+    failures = runs_file.with_name("runs.failures.jsonl")
+
+    def fail(one: Job) -> None:
+        with failures.open("a") as file:
+            file.write(json.dumps({"job": one.to_dict(), "error": "out of memory"}) + "\n")
+
+    fail(job(4, 8, 2, name="model.py:other"))
+    fail(job(4, 8, 2, sequence=32))
+    assert json.loads(commands.ok(*asked(runs_file, "--json")))["candidates"] == 8
+    fail(job(4, 8, 2, name="./model.py:net"))
+    assert json.loads(commands.ok(*asked(runs_file, "--json")))["candidates"] == 7
+
+
+def test_runs_in_several_folders_are_of_one_model(runs_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "more"
+    folder.mkdir()
+    more = folder / "runs.jsonl"
+    more.write_text(json.dumps(run(job(4, 8, 1, name="../model.py:net", samples=960)).to_dict()) + "\n")
+    told = json.loads(commands.ok(*asked(runs_file, str(more), "--json")))
+    assert len(told["tried"]) == 4
+
+
 def test_a_search_can_start_without_runs_and_measure_by_itself(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(
         "import torch\n\ndef net(batch):\n    return torch.nn.Linear(8, 2), torch.randn(batch, 8)\n"

@@ -78,7 +78,7 @@ def advise(
     missing it."""
     from foretrain import advice
     from foretrain.catalog import Catalog
-    from foretrain.cli.searching import Searching
+    from foretrain.cli.searching import Searching, runs_of
     from foretrain.job import Run, read_runs
     from foretrain.report.screen import progress
     from foretrain.units import parse_seconds
@@ -91,8 +91,8 @@ def advise(
         raise typer.BadParameter("--measure, --next and --job are for --search")
     if following is not None and following.suffix != ".jsonl":
         raise invalid("--next", str(following), "a .jsonl file, which foretrain measure campaign takes")
-    found = [run for path in runs if not search or path.is_file() for _, run in read_runs(path)]
-    base = _start(found, model, job, known)
+    found = runs_of(runs) if search else [run for path in runs for _, run in read_runs(path)]
+    base = _start(found, model, job, runs[0].parent, known)
     wishes = advice.Wishes(
         samples=_numbers("samples", samples), epochs=epochs, workers=_numbers("workers", workers),
         cores=_numbers("cores", cores),
@@ -102,7 +102,7 @@ def advise(
     jobs, refused = advice.candidates(base, first, wishes, known)
     if search:
         searching = Searching(
-            files=runs, model=base.workload.model.key, deadline_s=limit_s, improvement=improvement,
+            files=runs, deadline_s=limit_s, improvement=improvement,
             data=advice.data_taken(base, first, wishes),
         )  # fmt: skip
         searching.run(jobs, measured=measured, following=following, as_json=as_json)
@@ -123,12 +123,14 @@ def advise(
         raise typer.Exit(1)
 
 
-def _start(runs: list[Run], model: str | None, path: Path | None, catalog: Catalog) -> Job:
+def _start(runs: list[Run], model: str | None, path: Path | None, home: Path, catalog: Catalog) -> Job:
     """The job that is scaled: that of the runs, or of a file while there are none."""
     from foretrain import advice
     from foretrain.job import Job
 
-    return advice.template(runs, model) if path is None or runs else Job.load(path, catalog=catalog)
+    if path is None or runs:
+        return advice.template(runs, model)
+    return Job.load(path, catalog=catalog).seen_from(home)
 
 
 def _show(told: Advice, top: int) -> None:
