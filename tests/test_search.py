@@ -231,11 +231,40 @@ def test_a_search_can_start_without_runs_and_measure_by_itself(tmp_path: Path) -
     )
     path = tmp_path / "runs.jsonl"
     words = ["advise", str(path), "--search", "--deadline", "1h", "--job", str(start), "--workers", "1"]
-    assert "next: 1 workers" in commands.run(*words).stderr
+    asked_first = commands.run(*words)
+    assert "next: 1 workers" in asked_first.stderr
+    assert "data: 16 samples an epoch, as the job has it" in asked_first.stderr
     shown = commands.run(*words, "--measure")
     assert shown.exit_code == 0, shown.output
     assert "every configuration was measured" in shown.stderr
     assert len(path.read_text().splitlines()) == 1
+
+
+def test_a_search_starts_from_its_job_where_the_runs_are_of_others(runs_file: Path) -> None:
+    start = runs_file.with_name("job.json")
+
+    def told(one: Job) -> dict[str, Any]:
+        start.write_text(json.dumps(one.to_dict()))
+        found: dict[str, Any] = json.loads(commands.ok(*asked(runs_file, "--job", str(start), "--json")))
+        return found
+
+    other = told(job(1, 4, name="model.py:other"))
+    assert other["tried"] == []
+    assert other["next"]["model"]["name"] == "model.py:other"
+    longer = told(job(1, 4, sequence=32))
+    assert longer["tried"] == []
+    assert longer["next"]["training"]["sequence"] == 32
+    same = told(job(1, 4))
+    assert len(same["tried"]) == 3
+    assert same["next"]["training"]["global_batch"] == 8 * same["next"]["plan"]["data"]
+
+
+def test_the_model_of_a_search_is_that_of_its_job(runs_file: Path) -> None:
+    start = runs_file.with_name("job.json")
+    start.write_text(json.dumps(job().to_dict()))
+    shown = commands.run(*asked(runs_file, "--job", str(start), "--model", "resnet18"))
+    assert shown.exit_code == 2
+    assert "--model: 'resnet18' is not the model of --job, model.py:net" in shown.stderr
 
 
 def test_options_of_a_search_need_one(runs_file: Path) -> None:

@@ -151,7 +151,7 @@ def data_taken(base: Job, runs: Sequence[Run], wishes: Wishes) -> str:
         most = f"the most of the runs, which have {sizes[0]:,} to {sizes[-1]:,}"
         what = f"{sizes[-1]:,} samples an epoch, {most} (--samples takes others)"
     else:
-        whose = "as in the runs" if runs else "as the job has it"
+        whose = "as in the runs" if any(run.measured for run in runs) else "as the job has it"
         what = f"{_most_samples(base, runs):,} samples an epoch, {whose} (--samples takes others)"
     epochs = _epochs(base, wishes)
     return f"{what}; {epochs:g} epoch{'s' if epochs != 1 else ''}"
