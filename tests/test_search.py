@@ -167,6 +167,12 @@ def test_a_share_that_is_none_is_refused() -> None:
         next_turn(CANDIDATES, [], DEADLINE_S, improvement=1.5)
 
 
+def test_a_search_is_of_one_size_of_the_data() -> None:
+    several = [job(workers, samples=samples) for workers in (1, 2) for samples in (1000, 100_000)]
+    with pytest.raises(InputError, match=r"^samples: '1000,100000' is not one size of the data"):
+        next_turn(several, [run(job(1, samples=1000))], 1e9)
+
+
 # The command
 
 

@@ -88,6 +88,9 @@ def next_turn(
     """
     if not 0 <= improvement < 1:
         raise invalid("improvement", improvement, "a share between 0 and 1")
+    sizes = sorted({job.workload.training.samples or 0 for job in candidates})
+    if len(sizes) > 1:
+        raise invalid("samples", ",".join(map(str, sizes)), "one size of the data, as a search is of")
     open_to = [job for job in candidates if configured(job) not in failed]
     if not open_to:
         raise InputError(
