@@ -119,6 +119,38 @@ def test_nodes_and_links_stay_those_of_the_runs() -> None:
     ]
 
 
+def on_t4(workers: int, nodes: int = 1, **cluster: Any) -> Run:
+    section = {"device": "t4", "devices_per_node": workers // nodes, "nodes": nodes, **cluster}
+    return run(Job.read({**job(workers, samples=1000).to_dict(), "cluster": section}))
+
+
+def shapes(*known: Run, **wishes: Any) -> list[tuple[int, int]]:
+    """Workers and nodes of the candidates."""
+    jobs, refused = advice.candidates(advice.template(known), known, advice.Wishes(**wishes))
+    assert not refused
+    return [(one.cluster.world_size, one.cluster.nodes) for one in jobs]
+
+
+def test_devices_that_the_runs_have_in_one_node_stay_in_one() -> None:
+    known = [on_t4(1), on_t4(2), on_t4(4)]
+    assert shapes(*known) == [(1, 1), (2, 1), (4, 1), (8, 1)]
+    assert shapes(*reversed(known)) == shapes(*known)
+
+
+def test_nodes_are_filled_as_the_fullest_of_the_runs() -> None:
+    known = [on_t4(1), on_t4(4), on_t4(4, nodes=2), on_t4(8, nodes=2)]
+    held = [(1, 1), (4, 1), (4, 2), (8, 2)]
+    assert shapes(*known) == [*held, (16, 4)]
+    assert shapes(*reversed(known)) == [*held, (16, 4)]
+    assert shapes(*known, workers=(3, 6, 7)) == [(3, 1), (6, 3), (7, 7)]
+    assert shapes(on_t4(2, nodes=2), on_t4(4, nodes=4)) == [(2, 2), (4, 4), (8, 8)]
+
+
+def test_machines_that_the_runs_fill_in_part_are_offered_so() -> None:
+    known = [on_t4(2, nodes=2, node="g4dn.12xlarge"), on_t4(4, node="g4dn.12xlarge")]
+    assert shapes(*known) == [(2, 1), (2, 2), (4, 1), (8, 2)]
+
+
 def test_the_largest_data_of_the_runs_is_taken_and_told() -> None:
     sizes = [run(job(workers, samples=samples)) for workers in (1, 2) for samples in (128, 4096, 512)]
     base, wishes = advice.template(sizes), advice.Wishes(epochs=2)

@@ -640,6 +640,8 @@ advise cpu_runs.jsonl --deadline 1h --epochs nan -> epochs: nan is not a number 
 advise cpu_runs.jsonl --deadline 1h --epochs -1 -> epochs: -1.0 is not a number greater than zero
 advise cpu_runs.jsonl --deadline 1h --epochs inf -> epochs: inf is not a number greater than zero
 advise cpu_runs.jsonl --deadline 1h --model nope --epochs 1 -> model: 'nope' is not one of graph.json.zst
+advise cpu_runs.jsonl --deadline 1h --search --samples 1000,100000 -> samples: '1000,100000' is not one size of the data, as a search is of
+advise cpu_runs.jsonl --deadline 1h --search --job job.json --model nope -> --model: 'nope' is not the model of --job, graph.json.zst
 advise cpu_runs.jsonl --deadline 1h --samples x --epochs 1 -> samples: 'x' is not whole numbers with commas between them
 advise cpu_runs.jsonl --deadline 1h --samples 0 --epochs 1 -> samples: '0' has a number below 1
 advise cpu_runs.jsonl --deadline 1h --samples 1.5,x --epochs 1 -> samples: '1.5,x' is not whole numbers with commas between them

@@ -111,9 +111,60 @@ def test_repeated_runs_of_a_configuration_count_by_their_median() -> None:
     assert tried.time_s == pytest.approx(0.2 * (one.workload.training.total_steps or 0))
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"sequence": 32},
+        {"optimizer": "adamw"},
+        {"precision": "bf16"},
+        {"name": "model.py:other"},
+        {"plan": {"data": 2, "shard": "zero3"}},
+        {"plan": {"data": 2, "micro_batch": 4}},
+    ],
+)
+def test_runs_of_another_training_tell_nothing_of_a_candidate(other: dict[str, Any]) -> None:
+    wanted = job(2, samples=1000, epochs=3)
+    assert not tried_by([wanted], [run(job(2, samples=1000, **other))], 1e9)
+    assert configured(job(2, samples=1000, **other)) != configured(wanted)
+    assert len(tried_by([wanted], [run(job(2, samples=50))], 1e9)) == 1
+
+
+def on_node(node: str | None, step_time_s: float = 0.1) -> Run:
+    named = {} if node is None else {"node": node}
+    cluster = {"device": "v100-sxm-32gb", "devices_per_node": 2, "nodes": 1, **named}
+    return run(
+        Job.read({**job(2, samples=1000, epochs=1).to_dict(), "cluster": cluster}), step_time_s=step_time_s
+    )
+
+
+def test_machines_of_one_device_are_told_apart_where_runs_name_them() -> None:
+    aws, dgx, unnamed = on_node("p3dn.24xlarge", 0.1), on_node("dgx-1-v100", 0.4), on_node(None, 0.2)
+    wanted = [aws.job, dgx.job]
+
+    def steps_s(*runs: Run) -> list[tuple[str, float, int]]:
+        told = []
+        for one in tried_by(wanted, runs, 1e9):
+            node, steps = one.job.cluster.node, one.job.workload.training.total_steps
+            assert node is not None
+            assert steps is not None
+            told.append((node.name, round(one.time_s / steps, 6), one.runs))
+        return told
+
+    assert steps_s(aws, dgx) == [("p3dn.24xlarge", 0.1, 1), ("dgx-1-v100", 0.4, 1)]
+    assert steps_s(aws) == [("p3dn.24xlarge", 0.1, 1)]
+    assert next_turn(wanted, [aws], 1e9).following is dgx.job
+    assert steps_s(aws, unnamed) == [("p3dn.24xlarge", 0.1, 1), ("dgx-1-v100", 0.2, 1)]
+
+
 def test_a_share_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match=r"improvement: 1.5"):
         next_turn(CANDIDATES, [], DEADLINE_S, improvement=1.5)
+
+
+def test_a_search_is_of_one_size_of_the_data() -> None:
+    several = [job(workers, samples=samples) for workers in (1, 2) for samples in (1000, 100_000)]
+    with pytest.raises(InputError, match=r"^samples: '1000,100000' is not one size of the data"):
+        next_turn(several, [run(job(1, samples=1000))], 1e9)
 
 
 # The command
@@ -146,6 +197,29 @@ def test_the_command_proposes_a_run_and_writes_it(runs_file: Path, tmp_path: Pat
     assert len(told["tried"]) == 3
 
 
+def test_what_failed_of_another_training_takes_no_candidate(runs_file: Path) -> None:
+    failures = runs_file.with_name("runs.failures.jsonl")
+
+    def fail(one: Job) -> None:
+        with failures.open("a") as file:
+            file.write(json.dumps({"job": one.to_dict(), "error": "out of memory"}) + "\n")
+
+    fail(job(4, 8, 2, name="model.py:other"))
+    fail(job(4, 8, 2, sequence=32))
+    assert json.loads(commands.ok(*asked(runs_file, "--json")))["candidates"] == 8
+    fail(job(4, 8, 2, name="./model.py:net"))
+    assert json.loads(commands.ok(*asked(runs_file, "--json")))["candidates"] == 7
+
+
+def test_runs_in_several_folders_are_of_one_model(runs_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "more"
+    folder.mkdir()
+    more = folder / "runs.jsonl"
+    more.write_text(json.dumps(run(job(4, 8, 1, name="../model.py:net", samples=960)).to_dict()) + "\n")
+    told = json.loads(commands.ok(*asked(runs_file, str(more), "--json")))
+    assert len(told["tried"]) == 4
+
+
 def test_a_search_can_start_without_runs_and_measure_by_itself(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(
         "import torch\n\ndef net(batch):\n    return torch.nn.Linear(8, 2), torch.randn(batch, 8)\n"
@@ -157,11 +231,40 @@ def test_a_search_can_start_without_runs_and_measure_by_itself(tmp_path: Path) -
     )
     path = tmp_path / "runs.jsonl"
     words = ["advise", str(path), "--search", "--deadline", "1h", "--job", str(start), "--workers", "1"]
-    assert "next: 1 workers" in commands.run(*words).stderr
+    asked_first = commands.run(*words)
+    assert "next: 1 workers" in asked_first.stderr
+    assert "data: 16 samples an epoch, as the job has it" in asked_first.stderr
     shown = commands.run(*words, "--measure")
     assert shown.exit_code == 0, shown.output
     assert "every configuration was measured" in shown.stderr
     assert len(path.read_text().splitlines()) == 1
+
+
+def test_a_search_starts_from_its_job_where_the_runs_are_of_others(runs_file: Path) -> None:
+    start = runs_file.with_name("job.json")
+
+    def told(one: Job) -> dict[str, Any]:
+        start.write_text(json.dumps(one.to_dict()))
+        found: dict[str, Any] = json.loads(commands.ok(*asked(runs_file, "--job", str(start), "--json")))
+        return found
+
+    other = told(job(1, 4, name="model.py:other"))
+    assert other["tried"] == []
+    assert other["next"]["model"]["name"] == "model.py:other"
+    longer = told(job(1, 4, sequence=32))
+    assert longer["tried"] == []
+    assert longer["next"]["training"]["sequence"] == 32
+    same = told(job(1, 4))
+    assert len(same["tried"]) == 3
+    assert same["next"]["training"]["global_batch"] == 8 * same["next"]["plan"]["data"]
+
+
+def test_the_model_of_a_search_is_that_of_its_job(runs_file: Path) -> None:
+    start = runs_file.with_name("job.json")
+    start.write_text(json.dumps(job().to_dict()))
+    shown = commands.run(*asked(runs_file, "--job", str(start), "--model", "resnet18"))
+    assert shown.exit_code == 2
+    assert "--model: 'resnet18' is not the model of --job, model.py:net" in shown.stderr
 
 
 def test_options_of_a_search_need_one(runs_file: Path) -> None:

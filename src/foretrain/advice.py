@@ -6,11 +6,13 @@ import collections
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foretrain.catalog import Catalog
+from foretrain.cluster import Cluster
 from foretrain.errors import ForetrainError, InputError, first_line, unknown
 from foretrain.forecast import Estimate
 from foretrain.job import Job, Run
@@ -114,7 +116,7 @@ def candidates(
     samples, epochs = wishes.samples or (_most_samples(base, runs),), _epochs(base, wishes)
     jobs, refused = [], {}
     for count, workers in itertools.product(samples, counts):
-        for section in _clusters(base, workers, cores, wishes.instances, catalog):
+        for section in _clusters(base, workers, cores, wishes.instances, clusters, catalog):
             try:
                 jobs.append(_scaled(base, section, workers, wishes.batch, count, epochs, catalog))
             except ForetrainError as error:
@@ -151,7 +153,7 @@ def data_taken(base: Job, runs: Sequence[Run], wishes: Wishes) -> str:
         most = f"the most of the runs, which have {sizes[0]:,} to {sizes[-1]:,}"
         what = f"{sizes[-1]:,} samples an epoch, {most} (--samples takes others)"
     else:
-        whose = "as in the runs" if runs else "as the job has it"
+        whose = "as in the runs" if any(run.measured for run in runs) else "as the job has it"
         what = f"{_most_samples(base, runs):,} samples an epoch, {whose} (--samples takes others)"
     epochs = _epochs(base, wishes)
     return f"{what}; {epochs:g} epoch{'s' if epochs != 1 else ''}"
@@ -162,27 +164,48 @@ def _grown(counts: set[int]) -> tuple[int, ...]:
 
 
 def _clusters(
-    base: Job, workers: int, cores: Sequence[int], instances: Sequence[str], catalog: Catalog
+    base: Job,
+    workers: int,
+    cores: Sequence[int],
+    instances: Sequence[str],
+    clusters: Sequence[Cluster],
+    catalog: Catalog,
 ) -> Iterator[dict[str, Any]]:
     """Sections of job files: machines of each kind, as many as the workers fill, or one filled in part;
-    without a choice, nodes as the runs have them, with their links."""
+    without a choice, nodes as those of the runs (``clusters``), with their links."""
     device, group = base.cluster.device, base.cluster.groups[0]
     named = list(instances) or ([group.node.name] if group.node else [])
     parts = [{"cores_per_device": each} for each in cores or (device.cores or 1,)] if device.is_cpu else [{}]
+    like = [each for each in (base.cluster, *clusters) if _machine(each) == _machine(base.cluster)]
+    held = {each.nodes for each in like if each.world_size == workers and workers % each.nodes == 0}
+    links = {name: link for name, link in base.cluster.to_dict().items() if name in _LINKS}
     for part in parts:
         for name in named:
             node = catalog.node(name, "instances")
             in_node = min(workers, node.devices)
-            if workers % in_node == 0:
+            filled = {workers // in_node} if workers % in_node == 0 else set()
+            for nodes in sorted(filled if instances else filled | held):
                 section = {"device": device.name, "node": node.name, **part}
-                yield {**section, "devices_per_node": in_node, "nodes": workers // in_node}
+                yield {**section, "devices_per_node": workers // nodes, "nodes": nodes}
         if not named:
-            on_one = device.is_cpu and base.cluster.nodes == 1
-            in_node = workers if on_one else max(group.devices_per_node, 1)
-            nodes = max(1, workers // in_node) if workers % in_node == 0 else 1
-            links = {name: link for name, link in base.cluster.to_dict().items() if name in _LINKS}
-            section = {"device": device.name, **links, **part}
-            yield {**section, "devices_per_node": workers // nodes, "nodes": nodes}
+            for nodes in sorted(held or {_nodes_as(like, workers)}):
+                section = {"device": device.name, **links, **part}
+                yield {**section, "devices_per_node": workers // nodes, "nodes": nodes}
+
+
+def _machine(cluster: Cluster) -> tuple[str, str | None]:
+    """The device of a cluster, and the name of its nodes where it tells."""
+    node = cluster.groups[0].node
+    return cluster.device.name, node.name if node else None
+
+
+def _nodes_as(clusters: Sequence[Cluster], workers: int) -> int:
+    """How many nodes workers have that no cluster has as many of: one where all have one, otherwise as few as
+    the fullest nodes allow."""
+    most = max(each.groups[0].devices_per_node for each in clusters)
+    if workers <= most or all(each.nodes == 1 for each in clusters):
+        return 1
+    return workers // math.gcd(workers, most)
 
 
 _LINKS = ("intra_node", "inter_node")
@@ -259,7 +282,7 @@ def machines(job: Job) -> str:
     if device.is_cpu:
         nodes = f"{cluster.nodes} nodes with " if cluster.nodes > 1 else ""
         return f"{nodes}{device.name}, {count_of(device.cores, 'core')} each"
-    return f"{cluster.nodes} nodes with {device.name}"
+    return f"{count_of(cluster.nodes, 'node')} with {device.name}"
 
 
 def notes(options: Sequence[Option]) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from foretrain.advice import describe
 from foretrain.errors import InputError, invalid
 from foretrain.job import Job, Run
 from foretrain.predictors.cherrypick import Process, configuration, expected_improvement
+from foretrain.predictors.seen import DATA_NUMBERS, number_row, workload_key
 
 Array = npt.NDArray[np.float64]
 
@@ -87,6 +88,9 @@ def next_turn(
     """
     if not 0 <= improvement < 1:
         raise invalid("improvement", improvement, "a share between 0 and 1")
+    sizes = sorted({job.workload.training.samples or 0 for job in candidates})
+    if len(sizes) > 1:
+        raise invalid("samples", ",".join(map(str, sizes)), "one size of the data, as a search is of")
     open_to = [job for job in candidates if configured(job) not in failed]
     if not open_to:
         raise InputError(
@@ -113,21 +117,24 @@ def next_turn(
 
 
 def configured(job: Job) -> str:
-    """A text that is the same for jobs of one configuration, however much data they have."""
-    link = job.cluster.groups[0].inter_node.bandwidth_bytes_per_s if job.over_network else None
-    node = job.cluster.groups[0].node
-    return json.dumps([configuration(job), job.cluster.device.name, node.name if node else None, link])
+    """A text that is the same for jobs of one training and configuration, however much data they have."""
+    return json.dumps([_measured_as(job), _node(job)])
 
 
 def tried_by(candidates: Sequence[Job], runs: Sequence[Run], deadline_s: float) -> list[Tried]:
-    """The candidates that runs have measured steps of, by the median of these."""
-    steps: dict[str, list[float]] = {}
+    """The candidates that runs have measured steps of, by the median of these.
+
+    Runs that do not name their machine stand for every machine of their device that no run names.
+    """
+    steps: dict[tuple[str, str | None], list[float]] = {}
     for run in runs:
         if 0 < run.measured.get("step_time_s", 0.0) < math.inf:
-            steps.setdefault(_measured_as(run.job), []).append(run.measured["step_time_s"])
+            where = (_measured_as(run.job), _node(run.job))
+            steps.setdefault(where, []).append(run.measured["step_time_s"])
     found = []
     for job in candidates:
-        times = steps.get(_measured_as(job))
+        how = _measured_as(job)
+        times = steps.get((how, _node(job))) or steps.get((how, None))
         if times:
             time_s = float(np.median(times)) * (job.workload.training.total_steps or 1)
             found.append(
@@ -142,8 +149,14 @@ def tried_by(candidates: Sequence[Job], runs: Sequence[Run], deadline_s: float) 
 def _measured_as(job: Job) -> str:
     """As ``configured``, but for the name of a machine, which a run need not tell."""
     link = job.cluster.groups[0].inter_node.bandwidth_bytes_per_s if job.over_network else None
-    what: Mapping[str, Any] = {"model": job.workload.model.key, "precision": job.workload.training.precision}
-    return json.dumps([what, configuration(job), job.cluster.device.name, link], sort_keys=True)
+    numbers = {name: figure for name, figure in number_row(job).items() if name not in DATA_NUMBERS}
+    return json.dumps([workload_key(job), numbers, link], sort_keys=True)
+
+
+def _node(job: Job) -> str | None:
+    """The name of its machine, where it tells."""
+    node = job.cluster.groups[0].node
+    return node.name if node else None
 
 
 def _rate(job: Job) -> float:

@@ -15,7 +15,6 @@ from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
     from foretrain.advice import Advice
-    from foretrain.catalog import Catalog
     from foretrain.job import Job, Run
     from foretrain.predictors.base import Predictor
 
@@ -69,7 +68,8 @@ def advise(
         typer.Option("--next", metavar="FILE", help="With --search: write the job to measure next."),
     ] = None,
     job: Annotated[
-        Path | None, typer.Option(help="With --search: the job to start from, while there are no runs.")
+        Path | None,
+        typer.Option(help="With --search: the job to start from, while there are no runs of its training."),
     ] = None,
     catalog: CatalogOption = None,
     as_json: JsonFlag = False,
@@ -78,8 +78,8 @@ def advise(
     missing it."""
     from foretrain import advice
     from foretrain.catalog import Catalog
-    from foretrain.cli.searching import Searching
-    from foretrain.job import Run, read_runs
+    from foretrain.cli.searching import Searching, runs_of
+    from foretrain.job import Job, read_runs
     from foretrain.report.screen import progress
     from foretrain.units import parse_seconds
 
@@ -91,19 +91,21 @@ def advise(
         raise typer.BadParameter("--measure, --next and --job are for --search")
     if following is not None and following.suffix != ".jsonl":
         raise invalid("--next", str(following), "a .jsonl file, which foretrain measure campaign takes")
-    found = [run for path in runs if not search or path.is_file() for _, run in read_runs(path)]
-    base = _start(found, model, job, known)
+    found = runs_of(runs) if search else [run for path in runs for _, run in read_runs(path)]
+    if job is None:
+        base = advice.template(found, model)
+    else:
+        base, found = _start(Job.load(job, catalog=known).seen_from(runs[0].parent), found, model)
     wishes = advice.Wishes(
         samples=_numbers("samples", samples), epochs=epochs, workers=_numbers("workers", workers),
         cores=_numbers("cores", cores),
         instances=tuple(instances.split(",")) if instances else (), batch=batch,
     )  # fmt: skip
-    first = found or [Run(job=base, measured={})]
-    jobs, refused = advice.candidates(base, first, wishes, known)
+    jobs, refused = advice.candidates(base, found, wishes, known)
     if search:
         searching = Searching(
-            files=runs, model=base.workload.model.key, deadline_s=limit_s, improvement=improvement,
-            data=advice.data_taken(base, first, wishes),
+            files=runs, deadline_s=limit_s, improvement=improvement,
+            data=advice.data_taken(base, found, wishes),
         )  # fmt: skip
         searching.run(jobs, measured=measured, following=following, as_json=as_json)
         return
@@ -123,12 +125,18 @@ def advise(
         raise typer.Exit(1)
 
 
-def _start(runs: list[Run], model: str | None, path: Path | None, catalog: Catalog) -> Job:
-    """The job that is scaled: that of the runs, or of a file while there are none."""
+def _start(job: Job, runs: list[Run], model: str | None) -> tuple[Job, list[Run]]:
+    """The job that a search scales, and the runs of its training: as most of them have it, or as it is while
+    there are none."""
     from foretrain import advice
-    from foretrain.job import Job
+    from foretrain.job import Run
+    from foretrain.predictors.seen import workload_key
 
-    return advice.template(runs, model) if path is None or runs else Job.load(path, catalog=catalog)
+    label = job.workload.model.label
+    if model not in (None, label):
+        raise invalid("--model", str(model), f"the model of --job, {label}")
+    alike = [run for run in runs if workload_key(run.job) == workload_key(job)]
+    return (advice.template(alike), alike) if alike else (job, [Run(job=job, measured={})])
 
 
 def _show(told: Advice, top: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +19,19 @@ if TYPE_CHECKING:
     from foretrain.search import Turn
 
 
+def runs_of(files: Sequence[Path]) -> list[Run]:
+    """The runs of those files that are there, with their models as seen from the first file."""
+    from foretrain.job import read_runs
+
+    found = [run for path in files if path.is_file() for _, run in read_runs(path)]
+    return [dataclasses.replace(run, job=run.job.seen_from(files[0].parent)) for run in found]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searching:
-    """What a search is of: files of runs, the first of which new ones go to, a model and a deadline."""
+    """What a search is of: files of runs, the first of which new ones go to, and a deadline."""
 
     files: Sequence[Path]
-    model: str
     deadline_s: float
     improvement: float
     data: str
@@ -50,14 +58,8 @@ class Searching:
         from foretrain.search import next_turn
 
         return next_turn(
-            jobs, self._runs(), self.deadline_s, improvement=self.improvement, failed=self._failed()
+            jobs, runs_of(self.files), self.deadline_s, improvement=self.improvement, failed=self._failed()
         )
-
-    def _runs(self) -> list[Run]:
-        from foretrain.job import read_runs
-
-        found = [run for path in self.files if path.is_file() for _, run in read_runs(path)]
-        return [run for run in found if run.job.workload.model.key == self.model]
 
     def _failed(self) -> set[str]:
         """Configurations that a campaign could not measure."""
@@ -67,7 +69,8 @@ class Searching:
 
         path = failures_file(self.files[0])
         lines = [line for _, line in read_lines(path)] if path.is_file() else []
-        return {configured(Job.read(line["job"], base=path.parent)) for line in lines}
+        jobs = [Job.read(line["job"], base=path.parent) for line in lines]
+        return {configured(job.seen_from(path.parent)) for job in jobs}
 
     def _measure(self, job: Job) -> None:
         from foretrain.measure.backends import backend
@@ -78,10 +81,10 @@ class Searching:
             raise InputError(
                 f"{out}: new runs go to a .jsonl file; name one first, or measure without --measure"
             )
-        cell = cell_of(job.seen_from(out.parent), {})
+        cell = cell_of(job, {})
         summary = run_campaign([cell], out, backend("local"), say=say)
         if not summary.measured and not summary.failed:
-            raise InputError(f"{out}: holds the next configuration already, but not as a run of this model")
+            raise InputError(f"{out}: holds the next configuration already, but without the time of a step")
 
     def _show(self, turn: Turn, following: Path | None) -> None:
         from foretrain.report.tables import search_table
