@@ -214,6 +214,16 @@ def test_models_with_too_few_runs_are_named() -> None:
         blind().fit([run(job())])
 
 
+def test_repeats_of_one_configuration_tell_how_far_they_are_apart() -> None:
+    repeats = [run(job(), step_time_s=0.2 + 0.002 * i) for i in range(9)]
+    learned = blind(LEAST).fit(repeats)
+    again, elsewhere = (learned.predict(one)["step_time_s"] for one in (job(), job(batch=16)))
+    assert again.median == pytest.approx(0.208, rel=0.01)
+    assert 0.19 < again.low < 0.204 < 0.212 < again.high < 0.225
+    assert elsewhere.high_95 > 2 * elsewhere.median
+    assert learned.checks() == {}
+
+
 def test_epochs_have_a_start_that_steps_do_not_show() -> None:
     runs = []
     for workers in (1, 2, 4):

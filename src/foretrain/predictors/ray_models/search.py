@@ -16,7 +16,7 @@ import numpy as np
 from foretrain.errors import InputError
 from foretrain.fanout import Crew
 from foretrain.predictors.base import option
-from foretrain.predictors.ray_models.columns import NUMBERS, Array, Table
+from foretrain.predictors.ray_models.columns import NUMBERS, Array, Indices, Table
 from foretrain.predictors.ray_models.techniques import MEANS, TECHNIQUES, Mean, Recipe, learn, means_of
 from foretrain.predictors.seen import Along, beyond_parts
 from foretrain.splits import Part
@@ -95,7 +95,7 @@ def try_recipes(shared: tuple[Table, Array], recipes: Sequence[Recipe]) -> list[
     wanted = tuple(mean for mean in MEANS if any(recipe.mean == mean for recipe in able))
     misses = [
         [misses_of(able, wanted, table, times_s, part) for part in parts]
-        for parts in (_inside(table), [part for _, part in parts_beyond(table)])
+        for parts in (parts_inside(table), [part for _, part in parts_beyond(table)])
     ]
     joined = [np.concatenate(parts, axis=1) if parts else np.zeros((len(able), 0)) for parts in misses]
     return [Trial(recipe=recipe, inside=joined[0][i], beyond=joined[1][i]) for i, recipe in enumerate(able)]
@@ -113,12 +113,17 @@ def misses_of(
     return misses
 
 
-def _inside(table: Table) -> list[Part]:
-    """Parts of the runs in turn; runs that are alike are left out together."""
+def parts_inside(table: Table) -> list[Part]:
+    """Parts of the runs in turn; runs that are alike are left out together; none where all are."""
     columns = np.column_stack([*(table.number(name) for name in NUMBERS), table.levels])
     _, alike = np.unique(columns, axis=0, return_inverse=True)
-    order = np.random.default_rng(0).permutation(int(alike.max()) + 1)
-    parts = order[alike.reshape(-1)] % min(_PARTS, len(order))
+    return in_turn(alike.reshape(-1))
+
+
+def in_turn(labels: Indices) -> list[Part]:
+    """A fifth of the labels after the other."""
+    order = np.random.default_rng(0).permutation(int(labels.max()) + 1)
+    parts = order[labels] % min(_PARTS, len(order))
     found = [(np.flatnonzero(parts != part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
     return [part for part in found if len(part[0]) >= _FEWEST]
 
