@@ -188,6 +188,16 @@ def test_a_forecast_says_who_speaks_and_how_well(learned: JoinedPredictor) -> No
     assert forecast["step_time_s"].median == pytest.approx(0.02 + 0.16 + 0.03 * math.log(4), rel=0.15)
 
 
+def test_where_no_left_out_run_tells_how_well_that_is_said() -> None:
+    """Of two configurations each is forecast by the other, and nobody else is left to choose by."""
+    repeats = [run(job(), step_time_s=0.2 + 0.002 * i) for i in range(9)]
+    learned = JoinedPredictor(joining=QUICK).fit([*repeats, run(job(2))])
+    for asked in (job(), job(2), job(4)):
+        forecast = learned.predict(asked)
+        assert forecast.assumptions[0].startswith("by ernest; a model of the runs, ")
+        assert forecast.assumptions[0].endswith(": no left-out run tells how well")
+
+
 def test_what_it_was_off_on_left_out_runs_is_its_evidence(learned: JoinedPredictor) -> None:
     forecast = learned.predict(job(4, 16))
     evidence = learned.knows(forecast)

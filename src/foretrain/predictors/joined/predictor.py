@@ -156,7 +156,8 @@ class JoinedPredictor(Predictor):
         relation, device = self.known_.relation(job), device_of(job)
         kind = self._kind(relation, device)
         told: dict[str, Forecast] = {}
-        mix = self._mix(job, relation, kind, told)
+        known = np.isfinite(self.missed_[kind]).any()
+        mix = self._mix(job, relation, kind, told) if known else None
         if mix is None:
             return self._untried(job, relation)
         if len(mix.weights) == 1 and not mix.shifts:
@@ -222,7 +223,7 @@ class JoinedPredictor(Predictor):
             except UnsupportedJob as error:
                 refusals.append(str(error))
                 continue
-            note = f"by {name}: no left-out run is {relations.WORDS[relation]}, so nothing tells how well"
+            note = f"by {name}; {relations.WORDS[relation]}: no left-out run tells how well"
             return dataclasses.replace(
                 forecast, predictor=self.name, assumptions=(note, *forecast.assumptions)
             )
