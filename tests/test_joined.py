@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
 from foretrain.predictors import usual
 from foretrain.predictors.checks import check_predictor
+from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.evidence import Key
 from foretrain.predictors.joined import choosing, relations
 from foretrain.predictors.joined.choosing import WAYS, Array, LeftOut, Way, chosen_ways, errors_of
@@ -209,6 +211,36 @@ def test_what_it_was_off_on_left_out_runs_is_its_evidence(learned: JoinedPredict
 def test_a_model_without_runs_is_refused_by_those_who_need_them(learned: JoinedPredictor) -> None:
     with pytest.raises(UnsupportedJob, match="every predictor refuses this job"):
         learned.predict(job(4, 16, name="model.py:third"))
+
+
+def test_what_was_learned_keeps_its_settings_when_read_again(
+    learned: JoinedPredictor, tmp_path: Path
+) -> None:
+    learned.save(tmp_path)
+    assert predictors.get(tmp_path).joining == QUICK  # type: ignore[attr-defined]
+    document = json.loads((tmp_path / "predictor.json").read_text())
+    del document["joining"]
+    (tmp_path / "predictor.json").write_text(json.dumps(document))
+    older = predictors.get(tmp_path)
+    assert older.joining == Joining()  # type: ignore[attr-defined]
+    assert older.predict(job(4, 16)).quantities == learned.predict(job(4, 16)).quantities
+
+
+def test_the_usual_one_as_it_comes_is_there_again_where_it_could_not_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: DeletePopPredictor, runs: Iterable[Run]) -> DeletePopPredictor:
+        raise InputError("runs: nothing to learn from")
+
+    monkeypatch.setattr(DeletePopPredictor, "fit", refuse)
+    learned = JoinedPredictor(joining=Joining(predictors=("deletepop", "ernest"), folds=2)).fit(RUNS)
+    assert learned.members_ is not None
+    assert list(learned.members_.by_name) == [SHIPPED, "ernest"]
+    learned.save(tmp_path)
+    again = predictors.get(tmp_path)
+    assert isinstance(again, JoinedPredictor)
+    assert again.members_ is not None
+    assert list(again.members_.by_name) == [SHIPPED, "ernest"]
 
 
 def test_the_report_sets_the_joined_beside_the_best_one(learned: JoinedPredictor) -> None:

@@ -279,6 +279,7 @@ class JoinedPredictor(Predictor):
         if self.members_ is None or self.known_ is None or self.tried_ is None:
             raise InputError("joined: has learned from no runs yet, so there is nothing to save")
         return {
+            "joining": dataclasses.asdict(self.joining),
             "members": self.members_.save(folder / "members"),
             "known": self.known_.to_dict(),
             "tried": self.tried_.to_dict(),
@@ -290,11 +291,17 @@ class JoinedPredictor(Predictor):
 
     @classmethod
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
-        made = cls()
+        joining = document.get("joining", {})
+        if joining:
+            joining = {**joining, "predictors": tuple(joining["predictors"])}
+        made = cls(joining=Joining(**joining))
         made._families = frozenset(document["forgotten"]["families"])
         made._devices = frozenset(document["forgotten"]["devices"])
-        made.members_ = Members.load(folder / "members", document["members"], made._families, made._devices)
         made.known_, made.tried_ = Known.from_dict(document["known"]), LeftOut.from_dict(document["tried"])
+        names = [name for name in made.tried_.members if name != SHIPPED]
+        made.members_ = Members.load(
+            folder / "members", document["members"], names, made._families, made._devices
+        )
         made.ways_, made.held_ = dict(document["ways"]), document["held"]
         made.missed_ = np.array(document["missed"], dtype=np.float64)
         return made
