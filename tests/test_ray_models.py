@@ -427,6 +427,9 @@ def test_a_rate_between_those_of_the_runs_is_told_from_them() -> None:
     assert told == pytest.approx(linked_s(asked), rel=0.1)
     slower = fitted.predict(over_link(3, 0.25))
     assert slower["step_time_s"].median > told
+    note = "beyond the runs in the rate between nodes: 250 Mb/s, they have 500 Mb/s to 10 Gb/s"
+    assert note in slower.assumptions
+    assert not any("rate between" in one for one in fitted.predict(asked).assumptions)
     with pytest.raises(UnsupportedJob, match=r"cluster.inter_node: .*infiniband"):
         fitted.predict(over_link(3, 2, "infiniband"))
 
