@@ -208,6 +208,20 @@ def test_what_it_was_off_on_left_out_runs_is_its_evidence(learned: JoinedPredict
     assert evidence.nearest[0].left_out
 
 
+def test_a_run_has_no_part_in_the_interval_that_is_told_to_hold_it() -> None:
+    """Those that were left out together err alike: their own misses would make an interval that holds them."""
+    learned = JoinedPredictor(joining=QUICK)
+    learned.tried_ = left_out([[1.0 if i % 4 == 0 else 0.01 * (-1) ** i] for i in range(32)], ("a",))
+    learned.missed_ = learned.tried_.missed("best")
+    learned.held_ = {"a": 0.5}
+    spread = learned._spread(np.ones(32, dtype=bool))
+    assert spread.low <= math.exp(-1.0) <= spread.high
+    assert learned._inside(0, np.array([1.0])) == 0.0
+    assert learned._inside(1, np.array([0.0])) == 1.0
+    learned.held_ = {"a": 0.9}  # it keeps its own, which held the run or did not
+    assert [learned._inside(0, np.array([held])) for held in (1.0, 0.0)] == [1.0, 0.0]
+
+
 def test_a_model_without_runs_is_refused_by_those_who_need_them(learned: JoinedPredictor) -> None:
     with pytest.raises(UnsupportedJob, match="every predictor refuses this job"):
         learned.predict(job(4, 16, name="model.py:third"))

@@ -104,9 +104,11 @@ class JoinedPredictor(Predictor):
             done += 1
             self.progress(done, total)
 
-        self.tried_, self.held_ = try_out(
+        self.tried_, held = try_out(
             some, tried, names, families=self._families, devices=self._devices, step=step
         )
+        told = ((name, one[np.isfinite(one)]) for name, one in zip(self.tried_.members, held.T, strict=True))
+        self.held_ = {name: float(one.mean()) for name, one in told if len(one)}
         self.members_ = Members.learned(
             names, timed, families=self._families, devices=self._devices, step=step
         )
@@ -115,31 +117,46 @@ class JoinedPredictor(Predictor):
             raise InputError(f"runs: no predictor can learn from them ({why})")
         self.known_ = Known.of([run.job for run in timed])
         self.ways_, self.missed_ = chosen_ways(self.tried_)
-        self.records_ = self._records(some)
+        self.records_ = self._records(some, held)
         return self
 
-    def _records(self, runs: Sequence[Run]) -> Records | None:
-        """The left-out runs and what was missed of them, as evidence."""
+    def _records(self, runs: Sequence[Run], held: Array) -> Records | None:
+        """The left-out runs and what was missed of them, as evidence; ``held`` says of each which predictors'
+        intervals held it."""
         assert self.tried_ is not None
-        spreads = {kind: self._spread(self._kind(*kind)) for kind in self._kinds()}
         records, seen = [], set()
         for i, miss in enumerate(self.missed_):
             position = self.tried_.positions[i]
             if not math.isfinite(miss) or position in seen:
                 continue
             seen.add(position)
-            spread = spreads[self.tried_.relations[i], self.tried_.devices[i]]
-            inside = spread.low <= math.exp(-miss) <= spread.high
             run, key = runs[position], self.tried_.keys[i]
             records.append(
                 Record(
                     source="left out in turn", about=describe(run.job), low=key, high=key,
-                    outcomes={self.name: Outcome(error=math.expm1(miss), inside=float(inside))},
+                    outcomes={self.name: Outcome(error=math.expm1(miss), inside=self._inside(i, held[i]))},
                     measured={STEP: run.measured[STEP]},
                 )
             )  # fmt: skip
         facts = {"quantities": {self.name: STEP}, "left_out": {self.name: ["left out in turn"]}}
         return Records.of(records, shipped().document, **facts) if records else None
+
+    def _inside(self, i: int, held: Array) -> float:
+        """Whether the interval that a left-out run would have been given holds it: that of the one predictor
+        that spoke for it where it keeps its own, or what was missed of the others."""
+        assert self.tried_ is not None
+        kind = self.tried_.where(self.tried_.relations[i], self.tried_.devices[i], self.tried_.without(i))
+        best, miss = self.tried_.mix_without("best", i), self.missed_[i]
+        for name in best.weights if best is not None else ():
+            column = self.tried_.members.index(name)
+            if self.tried_.misses[i, column] == miss and self._keeps_its_own(name, kind):
+                return float(held[column])
+        spread = self._spread(kind)
+        return float(spread.low <= math.exp(-miss) <= spread.high)
+
+    def _keeps_its_own(self, name: str, kind: Mask) -> bool:
+        """Whether a predictor that speaks alone keeps its own interval."""
+        return self.held_.get(name, 1.0) >= _HOLDS or int(kind.sum()) < _ENOUGH
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.members_, self.known_, self.tried_ = None, None, None
@@ -185,7 +202,7 @@ class JoinedPredictor(Predictor):
         """What one predictor says; its interval is that of left-out runs where its own held too few."""
         note = self._note(relation, kind, f"by {name}")
         named = dataclasses.replace(forecast, predictor=self.name, assumptions=(note, *forecast.assumptions))
-        if self.held_.get(name, 1.0) >= _HOLDS or int(kind.sum()) < _ENOUGH:
+        if self._keeps_its_own(name, kind):
             return named
         median = forecast[STEP].median
         around = forecast_around(forecast.job, self.name, median, self._spread(kind))
