@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
 from foretrain.predictors import usual
 from foretrain.predictors.checks import check_predictor
+from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.evidence import Key
 from foretrain.predictors.joined import choosing, relations
 from foretrain.predictors.joined.choosing import WAYS, Array, LeftOut, Way, chosen_ways, errors_of
@@ -189,6 +191,16 @@ def test_a_forecast_says_who_speaks_and_how_well(learned: JoinedPredictor) -> No
     assert forecast["step_time_s"].median == pytest.approx(0.02 + 0.16 + 0.03 * math.log(4), rel=0.15)
 
 
+def test_where_no_left_out_run_tells_how_well_that_is_said() -> None:
+    """Of two configurations each is forecast by the other, and nobody else is left to choose by."""
+    repeats = [run(job(), step_time_s=0.2 + 0.002 * i) for i in range(9)]
+    learned = JoinedPredictor(joining=QUICK).fit([*repeats, run(job(2))])
+    for asked in (job(), job(2), job(4)):
+        forecast = learned.predict(asked)
+        assert forecast.assumptions[0].startswith("by ernest; a model of the runs, ")
+        assert forecast.assumptions[0].endswith(": no left-out run tells how well")
+
+
 def test_what_it_was_off_on_left_out_runs_is_its_evidence(learned: JoinedPredictor) -> None:
     forecast = learned.predict(job(4, 16))
     evidence = learned.knows(forecast)
@@ -197,9 +209,53 @@ def test_what_it_was_off_on_left_out_runs_is_its_evidence(learned: JoinedPredict
     assert evidence.nearest[0].left_out
 
 
+def test_a_run_has_no_part_in_the_interval_that_is_told_to_hold_it() -> None:
+    """Those that were left out together err alike: their own misses would make an interval that holds them."""
+    learned = JoinedPredictor(joining=QUICK)
+    learned.tried_ = left_out([[1.0 if i % 4 == 0 else 0.01 * (-1) ** i] for i in range(32)], ("a",))
+    learned.missed_ = learned.tried_.missed("best")
+    learned.held_ = {"a": 0.5}
+    spread = learned._spread(np.ones(32, dtype=bool))
+    assert spread.low <= math.exp(-1.0) <= spread.high
+    assert learned._inside(0, np.array([1.0])) == 0.0
+    assert learned._inside(1, np.array([0.0])) == 1.0
+    learned.held_ = {"a": 0.9}  # it keeps its own, which held the run or did not
+    assert [learned._inside(0, np.array([held])) for held in (1.0, 0.0)] == [1.0, 0.0]
+
+
 def test_a_model_without_runs_is_refused_by_those_who_need_them(learned: JoinedPredictor) -> None:
     with pytest.raises(UnsupportedJob, match="every predictor refuses this job"):
         learned.predict(job(4, 16, name="model.py:third"))
+
+
+def test_what_was_learned_keeps_its_settings_when_read_again(
+    learned: JoinedPredictor, tmp_path: Path
+) -> None:
+    learned.save(tmp_path)
+    assert predictors.get(tmp_path).joining == QUICK  # type: ignore[attr-defined]
+    document = json.loads((tmp_path / "predictor.json").read_text())
+    del document["joining"]
+    (tmp_path / "predictor.json").write_text(json.dumps(document))
+    older = predictors.get(tmp_path)
+    assert older.joining == Joining()  # type: ignore[attr-defined]
+    assert older.predict(job(4, 16)).quantities == learned.predict(job(4, 16)).quantities
+
+
+def test_the_usual_one_as_it_comes_is_there_again_where_it_could_not_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: DeletePopPredictor, runs: Iterable[Run]) -> DeletePopPredictor:
+        raise InputError("runs: nothing to learn from")
+
+    monkeypatch.setattr(DeletePopPredictor, "fit", refuse)
+    learned = JoinedPredictor(joining=Joining(predictors=("deletepop", "ernest"), folds=2)).fit(RUNS)
+    assert learned.members_ is not None
+    assert list(learned.members_.by_name) == [SHIPPED, "ernest"]
+    learned.save(tmp_path)
+    again = predictors.get(tmp_path)
+    assert isinstance(again, JoinedPredictor)
+    assert again.members_ is not None
+    assert list(again.members_.by_name) == [SHIPPED, "ernest"]
 
 
 def test_the_report_sets_the_joined_beside_the_best_one(learned: JoinedPredictor) -> None:

@@ -214,6 +214,16 @@ def test_models_with_too_few_runs_are_named() -> None:
         blind().fit([run(job())])
 
 
+def test_repeats_of_one_configuration_tell_how_far_they_are_apart() -> None:
+    repeats = [run(job(), step_time_s=0.2 + 0.002 * i) for i in range(9)]
+    learned = blind(LEAST).fit(repeats)
+    again, elsewhere = (learned.predict(one)["step_time_s"] for one in (job(), job(batch=16)))
+    assert again.median == pytest.approx(0.208, rel=0.01)
+    assert 0.19 < again.low < 0.204 < 0.212 < again.high < 0.225
+    assert elsewhere.high > 1.5 * elsewhere.median
+    assert learned.checks() == {}
+
+
 def test_epochs_have_a_start_that_steps_do_not_show() -> None:
     runs = []
     for workers in (1, 2, 4):
@@ -417,6 +427,9 @@ def test_a_rate_between_those_of_the_runs_is_told_from_them() -> None:
     assert told == pytest.approx(linked_s(asked), rel=0.1)
     slower = fitted.predict(over_link(3, 0.25))
     assert slower["step_time_s"].median > told
+    note = "beyond the runs in the rate between nodes: 250 Mb/s, they have 500 Mb/s to 10 Gb/s"
+    assert note in slower.assumptions
+    assert not any("rate between" in one for one in fitted.predict(asked).assumptions)
     with pytest.raises(UnsupportedJob, match=r"cluster.inter_node: .*infiniband"):
         fitted.predict(over_link(3, 2, "infiniband"))
 
@@ -542,6 +555,29 @@ def test_the_search_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
         search(table, times_s, budget, lambda done, total: heard.append(done))
     first = len(LEAST.starters)
     assert [done - first for done in heard if done > first] == [BATCH, BATCH + 2]
+
+
+@pytest.mark.usefixtures("quick_recipes")
+@pytest.mark.parametrize("proposed", [BATCH, BATCH + 3, 2 * BATCH + 1])
+def test_an_interruption_changes_nothing_in_what_a_search_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proposed: int
+) -> None:
+    table, times_s = table_of(grid(workers=(1, 2, 4), batches=(8, 32)))
+    budget = dataclasses.replace(LEAST, trials=3 * BATCH)
+    resumed = dataclasses.replace(budget, study=tmp_path / "study.log")
+    propose, calls = searching.propose, iter(range(proposed))
+
+    def some(*words: Any) -> Recipe:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return propose(*words)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(searching, "propose", some)
+        with pytest.raises(KeyboardInterrupt):
+            search(table, times_s, resumed)
+    one, two = search(table, times_s, budget), search(table, times_s, resumed)
+    assert [trial.to_dict() for trial in one] == [trial.to_dict() for trial in two]
 
 
 @pytest.mark.usefixtures("quick_recipes")

@@ -135,21 +135,29 @@ class LeftOut:
         """The miss of each left-out run by weights that were found without it, its repeats and those left out
         with it."""
         found = np.full(len(self), np.nan)
-        parts, steps = np.array(self.parts), np.array(self.steps)
         for i in range(len(self)):
-            among = (parts != parts[i]) & (steps != steps[i])
-            kind = self.where(self.relations[i], self.devices[i], among)
-            kind = kind if kind.any() else among  # nobody else was left out so: what is known of other kinds
-            available = [
-                name for name, miss in zip(self.members, self.misses[i], strict=True) if np.isfinite(miss)
-            ]
-            mix = self.mix(way, kind, self.distances(self.keys[i]), available)
+            mix = self.mix_without(way, i)
             if mix is not None:
                 own = dict(zip(self.members, self.misses[i], strict=True))
                 found[i] = sum(
                     weight * (own[name] - mix.shifts.get(name, 0.0)) for name, weight in mix.weights.items()
                 )
         return found
+
+    def without(self, i: int) -> Mask:
+        """All but one run, its repeats and those left out with it."""
+        parts, steps = np.array(self.parts), np.array(self.steps)
+        among: Mask = (parts != parts[i]) & (steps != steps[i])
+        return among
+
+    def mix_without(self, way: Way, i: int) -> Mix | None:
+        """Who speaks for a left-out run, of those that forecast it, by the others."""
+        among = self.without(i)
+        kind = self.where(self.relations[i], self.devices[i], among)
+        kind = kind if kind.any() else among  # nobody else was left out so: what is known of other kinds
+        told = np.isfinite(self.misses[i])
+        available = [name for name, there in zip(self.members, told, strict=True) if there]
+        return self.mix(way, kind, self.distances(self.keys[i]), available)
 
     def to_dict(self) -> dict[str, Any]:
         return {

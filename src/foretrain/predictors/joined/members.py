@@ -68,9 +68,15 @@ class Members:
 
     @classmethod
     def load(
-        cls, folder: Path, names: Sequence[str], families: frozenset[str], devices: frozenset[str]
+        cls,
+        folder: Path,
+        written: Sequence[str],
+        names: Sequence[str],
+        families: frozenset[str],
+        devices: frozenset[str],
     ) -> Members:
-        loaded = {name: predictors.class_of(name).load(folder / name) for name in names}
+        """Those that were written, of the names that were to learn."""
+        loaded = {name: predictors.class_of(name).load(folder / name) for name in written}
         return cls(by_name={**_as_they_come(names, families, devices), **loaded}, refused={})
 
 

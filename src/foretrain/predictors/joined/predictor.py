@@ -104,9 +104,11 @@ class JoinedPredictor(Predictor):
             done += 1
             self.progress(done, total)
 
-        self.tried_, self.held_ = try_out(
+        self.tried_, held = try_out(
             some, tried, names, families=self._families, devices=self._devices, step=step
         )
+        told = ((name, one[np.isfinite(one)]) for name, one in zip(self.tried_.members, held.T, strict=True))
+        self.held_ = {name: float(one.mean()) for name, one in told if len(one)}
         self.members_ = Members.learned(
             names, timed, families=self._families, devices=self._devices, step=step
         )
@@ -115,31 +117,46 @@ class JoinedPredictor(Predictor):
             raise InputError(f"runs: no predictor can learn from them ({why})")
         self.known_ = Known.of([run.job for run in timed])
         self.ways_, self.missed_ = chosen_ways(self.tried_)
-        self.records_ = self._records(some)
+        self.records_ = self._records(some, held)
         return self
 
-    def _records(self, runs: Sequence[Run]) -> Records | None:
-        """The left-out runs and what was missed of them, as evidence."""
+    def _records(self, runs: Sequence[Run], held: Array) -> Records | None:
+        """The left-out runs and what was missed of them, as evidence; ``held`` says of each which predictors'
+        intervals held it."""
         assert self.tried_ is not None
-        spreads = {kind: self._spread(self._kind(*kind)) for kind in self._kinds()}
         records, seen = [], set()
         for i, miss in enumerate(self.missed_):
             position = self.tried_.positions[i]
             if not math.isfinite(miss) or position in seen:
                 continue
             seen.add(position)
-            spread = spreads[self.tried_.relations[i], self.tried_.devices[i]]
-            inside = spread.low <= math.exp(-miss) <= spread.high
             run, key = runs[position], self.tried_.keys[i]
             records.append(
                 Record(
                     source="left out in turn", about=describe(run.job), low=key, high=key,
-                    outcomes={self.name: Outcome(error=math.expm1(miss), inside=float(inside))},
+                    outcomes={self.name: Outcome(error=math.expm1(miss), inside=self._inside(i, held[i]))},
                     measured={STEP: run.measured[STEP]},
                 )
             )  # fmt: skip
         facts = {"quantities": {self.name: STEP}, "left_out": {self.name: ["left out in turn"]}}
         return Records.of(records, shipped().document, **facts) if records else None
+
+    def _inside(self, i: int, held: Array) -> float:
+        """Whether the interval that a left-out run would have been given holds it: that of the one predictor
+        that spoke for it where it keeps its own, or what was missed of the others."""
+        assert self.tried_ is not None
+        kind = self.tried_.where(self.tried_.relations[i], self.tried_.devices[i], self.tried_.without(i))
+        best, miss = self.tried_.mix_without("best", i), self.missed_[i]
+        for name in best.weights if best is not None else ():
+            column = self.tried_.members.index(name)
+            if self.tried_.misses[i, column] == miss and self._keeps_its_own(name, kind):
+                return float(held[column])
+        spread = self._spread(kind)
+        return float(spread.low <= math.exp(-miss) <= spread.high)
+
+    def _keeps_its_own(self, name: str, kind: Mask) -> bool:
+        """Whether a predictor that speaks alone keeps its own interval."""
+        return self.held_.get(name, 1.0) >= _HOLDS or int(kind.sum()) < _ENOUGH
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.members_, self.known_, self.tried_ = None, None, None
@@ -156,7 +173,8 @@ class JoinedPredictor(Predictor):
         relation, device = self.known_.relation(job), device_of(job)
         kind = self._kind(relation, device)
         told: dict[str, Forecast] = {}
-        mix = self._mix(job, relation, kind, told)
+        known = np.isfinite(self.missed_[kind]).any()
+        mix = self._mix(job, relation, kind, told) if known else None
         if mix is None:
             return self._untried(job, relation)
         if len(mix.weights) == 1 and not mix.shifts:
@@ -184,7 +202,7 @@ class JoinedPredictor(Predictor):
         """What one predictor says; its interval is that of left-out runs where its own held too few."""
         note = self._note(relation, kind, f"by {name}")
         named = dataclasses.replace(forecast, predictor=self.name, assumptions=(note, *forecast.assumptions))
-        if self.held_.get(name, 1.0) >= _HOLDS or int(kind.sum()) < _ENOUGH:
+        if self._keeps_its_own(name, kind):
             return named
         median = forecast[STEP].median
         around = forecast_around(forecast.job, self.name, median, self._spread(kind))
@@ -222,7 +240,7 @@ class JoinedPredictor(Predictor):
             except UnsupportedJob as error:
                 refusals.append(str(error))
                 continue
-            note = f"by {name}: no left-out run is {relations.WORDS[relation]}, so nothing tells how well"
+            note = f"by {name}; {relations.WORDS[relation]}: no left-out run tells how well"
             return dataclasses.replace(
                 forecast, predictor=self.name, assumptions=(note, *forecast.assumptions)
             )
@@ -278,6 +296,7 @@ class JoinedPredictor(Predictor):
         if self.members_ is None or self.known_ is None or self.tried_ is None:
             raise InputError("joined: has learned from no runs yet, so there is nothing to save")
         return {
+            "joining": dataclasses.asdict(self.joining),
             "members": self.members_.save(folder / "members"),
             "known": self.known_.to_dict(),
             "tried": self.tried_.to_dict(),
@@ -289,11 +308,17 @@ class JoinedPredictor(Predictor):
 
     @classmethod
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
-        made = cls()
+        joining = document.get("joining", {})
+        if joining:
+            joining = {**joining, "predictors": tuple(joining["predictors"])}
+        made = cls(joining=Joining(**joining))
         made._families = frozenset(document["forgotten"]["families"])
         made._devices = frozenset(document["forgotten"]["devices"])
-        made.members_ = Members.load(folder / "members", document["members"], made._families, made._devices)
         made.known_, made.tried_ = Known.from_dict(document["known"]), LeftOut.from_dict(document["tried"])
+        names = [name for name in made.tried_.members if name != SHIPPED]
+        made.members_ = Members.load(
+            folder / "members", document["members"], names, made._families, made._devices
+        )
         made.ways_, made.held_ = dict(document["ways"]), document["held"]
         made.missed_ = np.array(document["missed"], dtype=np.float64)
         return made

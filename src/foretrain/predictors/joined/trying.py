@@ -10,7 +10,7 @@ import numpy as np
 from foretrain.forecast import Estimate
 from foretrain.job import Job, Run
 from foretrain.predictors.evidence import Key
-from foretrain.predictors.joined.choosing import LeftOut, key_of
+from foretrain.predictors.joined.choosing import Array, LeftOut, key_of
 from foretrain.predictors.joined.members import Members, everyone
 from foretrain.predictors.joined.relations import Known, Part, Relation, device_of
 from foretrain.predictors.seen import step_of
@@ -26,13 +26,13 @@ def try_out(
     families: frozenset[str] = frozenset(),
     devices: frozenset[str] = frozenset(),
     step: Callable[[], None] = lambda: None,
-) -> tuple[LeftOut, dict[str, float]]:
-    """Every predictor's forecasts of the runs of each part by the others, and the share of runs that each
-    one's 80 % intervals held. What comes with a predictor stays, but for ``families`` and ``devices``; it is
-    there when a user asks, too."""
+) -> tuple[LeftOut, Array]:
+    """Every predictor's forecasts of the runs of each part by the others, and whether its 80 % interval held
+    each (1 or 0, not a number where it refused; rows and columns as in ``misses``). What comes with a
+    predictor stays, but for ``families`` and ``devices``; it is there when a user asks, too."""
     speakers = everyone(names)
     rows: list[tuple[Key, Relation, str, int, int, list[float]]] = []
-    held: dict[str, list[bool]] = {name: [] for name in speakers}
+    held: list[list[float]] = []
     for number, part in enumerate(parts):
         asked = [runs[i].job for i in part.test]
         known = Known.of([runs[i].job for i in part.train])
@@ -42,9 +42,9 @@ def try_out(
             job, measured_s = runs[i].job, runs[i].measured[STEP]
             told = [_step_time(members, name, job) for name in speakers]
             misses = [math.nan if one is None else math.log(one.median / measured_s) for one in told]
-            for name, one in zip(speakers, told, strict=True):
-                if one is not None:
-                    held[name].append(one.low <= measured_s <= one.high)
+            held.append(
+                [math.nan if one is None else float(one.low <= measured_s <= one.high) for one in told]
+            )
             rows.append((key_of(job), known.relation(job), device_of(job), number, i, misses))
     keys, kinds, places, numbers, positions, misses_of = zip(*rows, strict=True) if rows else ((),) * 6
     first: dict[str, int] = {}
@@ -54,7 +54,7 @@ def try_out(
         steps=steps,
         misses=np.array(misses_of, dtype=np.float64).reshape(len(rows), len(speakers)),
     )  # fmt: skip
-    return left_out, {name: sum(some) / len(some) for name, some in held.items() if some}
+    return left_out, np.array(held, dtype=np.float64).reshape(left_out.misses.shape)
 
 
 def _step_time(members: Members, name: str, job: Job) -> Estimate | None:

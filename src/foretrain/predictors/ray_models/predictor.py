@@ -24,6 +24,7 @@ from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, Ta
 from foretrain.predictors.ray_models.scaling import MOST_START, Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
 from foretrain.predictors.seen import LINKS, Reach, notes_of, number_row
+from foretrain.units import format_count
 
 Kind = Literal["step", "epoch", "training"]
 _WHOLES: tuple[Kind, ...] = ("epoch", "training")
@@ -381,13 +382,24 @@ class _Asked:
         notes = [f"learned from {len(model.table)} runs of {self.known.label}"]
         away = numbers.away(row)
         notes += notes_of(numbers, away, row)
-        table = self._table(1.0)
-        if "work" in model.away(table).beyond and "batch of a worker" not in away.beyond:
+        beyond = model.away(self._table(1.0)).beyond
+        link = self.job.cluster.groups[0].inter_node
+        if "links" in beyond and link.kind == self.known.encoding.link_kind:
+            notes.append(self._link_note(model.numbers.values["links"], link.bandwidth_bytes_per_s))
+        if "work" in beyond and "batch of a worker" not in away.beyond:
             notes.append("beyond the runs in work of a step: the size of its inputs")
         training = self.job.workload.training
         if self.known.whole is None and (training.samples or training.steps):
             notes.append("no run timed an epoch: its time is that of its steps")
         return notes
+
+    def _link_note(self, known: Sequence[float], rate: float) -> str:
+        """Of a rate between nodes outside of those that are known, over the typical one."""
+        typical = self.known.encoding.typical_link
+        assert typical is not None
+        ends = dict.fromkeys((known[0] * typical, known[-1] * typical))
+        told, *have = [format_count(8 * one, "b/s") for one in (rate, *ends)]
+        return f"beyond the runs in the rate between nodes: {told}, they have {' to '.join(have)}"
 
     def _time_s(self, kind: Kind, steps: float, start_s: float = 0.0) -> tuple[float, Factors]:
         """Seconds of so many steps, and the interval; ``start_s`` of them do not grow with the steps."""

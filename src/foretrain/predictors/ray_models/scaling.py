@@ -15,7 +15,16 @@ from foretrain.fanout import fan_out
 from foretrain.predictors.blackbox import UNSURE
 from foretrain.predictors.conformal import Factors, factors
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Table
-from foretrain.predictors.ray_models.search import FEW, Budget, Trial, misses_of, parts_beyond, search
+from foretrain.predictors.ray_models.search import (
+    FEW,
+    Budget,
+    Trial,
+    in_turn,
+    misses_of,
+    parts_beyond,
+    parts_inside,
+    search,
+)
 from foretrain.predictors.ray_models.techniques import MEANS, Recipe, learn, means_of
 from foretrain.predictors.seen import Along, Away, LeftOut, Numbers, Reach, aways, inner_parts, row_of
 from foretrain.splits import Part, extrapolation, interpolation
@@ -85,10 +94,8 @@ class ScaleModel:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> ScaleModel:
         """Choose recipes on these runs alone, and learn them."""
-        if len(table) < _CHOOSE_FROM:
-            forecast = table.forecast_s is not None
-            recipes = tuple(recipe for recipe in FEW if recipe.mean != "forecast" or forecast)
-            few = Blend(recipes=recipes, weights=(1 / len(recipes),) * len(recipes), spread=UNSURE)
+        if len(table) < _CHOOSE_FROM or not parts_inside(table):
+            few = _few(table, times_s)
             return cls(table, times_s, few, few, Reach())
         trials = search(table, times_s, budget, progress)
         inside_errors = [(trial.inside_error, trial.beyond_error) for trial in trials]
@@ -98,7 +105,7 @@ class ScaleModel:
         outside, missed = _choose(trials, beyond_errors, misses)
         left_out = _left_out(table, parts_beyond(table), missed, inside.spread)
         inner = [part for part in inner_parts(table.scales) if len(part[1][0]) >= _CHOOSE_FROM // 2]
-        gaps = [_missed(inside, table, times_s, part) for part in inner]
+        gaps = [_missed(inside, table, times_s, part) for _, part in inner]
         left_out += _left_out(table, inner, np.concatenate(gaps) if gaps else np.zeros(0), inside.spread)
         return cls(table, times_s, inside, outside, Reach.of(left_out))
 
@@ -161,6 +168,19 @@ def _scaled(table: Table, steps: float) -> Table:
     return dataclasses.replace(table, steps=np.full(len(table), steps), forecast_s=told)
 
 
+def _few(table: Table, times_s: Array) -> Blend:
+    """What is averaged where nothing can be chosen. The interval around repeats of one configuration is that
+    of repeats that are left out."""
+    forecast = table.forecast_s is not None
+    recipes = tuple(recipe for recipe in FEW if recipe.mean != "forecast" or forecast)
+    blend = Blend(recipes=recipes, weights=(1 / len(recipes),) * len(recipes), spread=UNSURE)
+    if len(table) < _CHOOSE_FROM:
+        return blend
+    parts = in_turn(np.arange(len(table)))
+    misses = np.concatenate([_missed(blend, table, times_s, part) for part in parts])
+    return dataclasses.replace(blend, spread=spread_of_misses(misses))
+
+
 def _choose(
     trials: Sequence[Trial], errors: Sequence[tuple[float, float]], misses: Sequence[Array]
 ) -> tuple[Blend, Array]:
@@ -201,10 +221,10 @@ def spread_of_misses(misses: Array) -> Factors:
     return Factors(1 / wide, 1 / narrow, narrow, wide)
 
 
-def _missed(blend: Blend, table: Table, times_s: Array, along: Along) -> Array:
+def _missed(blend: Blend, table: Table, times_s: Array, part: Part) -> Array:
     """What the average of a blend misses in a part of the runs, learned from the others."""
     wanted = [mean for mean in MEANS if any(recipe.mean == mean for recipe in blend.recipes)]
-    misses = misses_of(blend.recipes, wanted, table, times_s, along[1])
+    misses = misses_of(blend.recipes, wanted, table, times_s, part)
     return np.asarray(np.average(misses, axis=0, weights=blend.weights), dtype=np.float64)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from foretrain.errors import InputError
 from foretrain.fanout import Crew
 from foretrain.predictors.base import option
-from foretrain.predictors.ray_models.columns import NUMBERS, Array, Table
+from foretrain.predictors.ray_models.columns import NUMBERS, Array, Indices, Table
 from foretrain.predictors.ray_models.techniques import MEANS, TECHNIQUES, Mean, Recipe, learn, means_of
 from foretrain.predictors.seen import Along, beyond_parts
 from foretrain.splits import Part
@@ -32,6 +32,9 @@ _HOPELESS = 1e6
 BATCH = 8
 """Recipes that a search tries at a time. It does not depend on how many processes there are, so that the
 outcome does not either."""
+
+_TRIAL = "trial"
+"""What a study says of a trial beside its value."""
 
 STARTERS: tuple[Recipe, ...] = (
     Recipe(mean="law"),
@@ -77,6 +80,15 @@ class Trial:
         """Where nothing can be left out beyond, the error inside."""
         return _error(self.beyond) if len(self.beyond) else self.inside_error
 
+    def to_dict(self) -> dict[str, Any]:
+        misses = {"inside": self.inside.tolist(), "beyond": self.beyond.tolist()}
+        return {"recipe": self.recipe.to_dict(), **misses}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Trial:
+        misses = {name: np.array(document[name], dtype=np.float64) for name in ("inside", "beyond")}
+        return cls(recipe=Recipe(**document["recipe"]), **misses)
+
 
 def _error(misses: Array) -> float:
     found = float(np.abs(np.expm1(np.clip(misses, -20, 20))).mean()) if len(misses) else math.inf
@@ -95,7 +107,7 @@ def try_recipes(shared: tuple[Table, Array], recipes: Sequence[Recipe]) -> list[
     wanted = tuple(mean for mean in MEANS if any(recipe.mean == mean for recipe in able))
     misses = [
         [misses_of(able, wanted, table, times_s, part) for part in parts]
-        for parts in (_inside(table), [part for _, part in parts_beyond(table)])
+        for parts in (parts_inside(table), [part for _, part in parts_beyond(table)])
     ]
     joined = [np.concatenate(parts, axis=1) if parts else np.zeros((len(able), 0)) for parts in misses]
     return [Trial(recipe=recipe, inside=joined[0][i], beyond=joined[1][i]) for i, recipe in enumerate(able)]
@@ -113,12 +125,17 @@ def misses_of(
     return misses
 
 
-def _inside(table: Table) -> list[Part]:
-    """Parts of the runs in turn; runs that are alike are left out together."""
+def parts_inside(table: Table) -> list[Part]:
+    """Parts of the runs in turn; runs that are alike are left out together; none where all are."""
     columns = np.column_stack([*(table.number(name) for name in NUMBERS), table.levels])
     _, alike = np.unique(columns, axis=0, return_inverse=True)
-    order = np.random.default_rng(0).permutation(int(alike.max()) + 1)
-    parts = order[alike.reshape(-1)] % min(_PARTS, len(order))
+    return in_turn(alike.reshape(-1))
+
+
+def in_turn(labels: Indices) -> list[Part]:
+    """A fifth of the labels after the other."""
+    order = np.random.default_rng(0).permutation(int(labels.max()) + 1)
+    parts = order[labels] % min(_PARTS, len(order))
     found = [(np.flatnonzero(parts != part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
     return [part for part in found if len(part[0]) >= _FEWEST]
 
@@ -187,32 +204,41 @@ def _proposed(
     budget: Budget,
     progress: Callable[[int, int], None],
 ) -> list[Trial]:
-    """What the sampler proposes, until trials or time are spent; the best of an interrupted search first, to
-    have their errors one by one."""
+    """What the sampler proposes, until trials or time are spent, after what a study has from before.
+
+    A batch is told as a whole, and the sampler begins anew with the number of trials before it: what it
+    proposes follows from them alone, whether there was an interruption or not.
+    """
     begun = time.monotonic()
     means = tuple(mean for mean in MEANS if mean != "forecast" or table.forecast_s is not None)
-    told = [
-        one
-        for one in study.get_trials(deepcopy=False)
-        if one.value is not None and "recipe" in one.user_attrs
-    ]
-    best = sorted(told, key=lambda one: float(one.value or 0.0))[:BATCH]
-    trials = [
-        trial for batch in crew.run([[Recipe(**one.user_attrs["recipe"])] for one in best]) for trial in batch
-    ]
-    done = len(study.get_trials(deepcopy=False))
-    while done < budget.trials and time.monotonic() - begun < budget.seconds:
-        asked = [study.ask() for _ in range(min(BATCH, budget.trials - done))]
+    trials = _finished(study)
+    while len(trials) < budget.trials and time.monotonic() - begun < budget.seconds:
+        study.sampler = _sampler(len(trials))
+        asked = [study.ask() for _ in range(min(BATCH, budget.trials - len(trials)))]
         recipes = [propose(one, means) for one in asked]
-        for one, recipe, (trial,) in zip(
-            asked, recipes, crew.run([[recipe] for recipe in recipes]), strict=True
-        ):
-            one.set_user_attr("recipe", recipe.to_dict())
+        found = [trial for (trial,) in crew.run([[recipe] for recipe in recipes])]
+        for one, trial in zip(asked, found, strict=True):
+            one.set_user_attr(_TRIAL, trial.to_dict())
             study.tell(one, min(trial.inside_error, _HOPELESS) + min(trial.beyond_error, _HOPELESS))
-            trials.append(trial)
-        done += len(asked)
-        progress(done, budget.trials)
+        trials += found
+        progress(len(trials), budget.trials)
     return trials
+
+
+def _finished(study: optuna.Study) -> list[Trial]:
+    """What an interrupted search has tried; what it was about to try counts for nothing."""
+    from optuna.trial import TrialState
+
+    for one in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        study.tell(one.number, state=TrialState.FAIL)
+    told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return [Trial.from_dict(one.user_attrs[_TRIAL]) for one in told if _TRIAL in one.user_attrs]
+
+
+def _sampler(seed: int) -> optuna.samplers.TPESampler:
+    import optuna
+
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=2 * BATCH, constant_liar=True)
 
 
 def _study(table: Table, times_s: Array, path: Path | None) -> optuna.Study:
@@ -221,16 +247,14 @@ def _study(table: Table, times_s: Array, path: Path | None) -> optuna.Study:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     name = hashlib.sha256(json.dumps([table.to_dict(), times_s.tolist()]).encode()).hexdigest()[:16]
-    sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=2 * BATCH, constant_liar=True)
     if path is None:
-        return optuna.create_study(study_name=name, sampler=sampler)
+        return optuna.create_study(study_name=name)
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
     path.parent.mkdir(parents=True, exist_ok=True)
     return optuna.create_study(
         study_name=name,
-        sampler=sampler,
         storage=JournalStorage(JournalFileBackend(str(path))),
         load_if_exists=True,
     )
