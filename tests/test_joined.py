@@ -201,6 +201,12 @@ def test_where_no_left_out_run_tells_how_well_that_is_said() -> None:
         assert forecast.assumptions[0].endswith(": no left-out run tells how well")
 
 
+def test_of_repeats_alone_none_is_left_out() -> None:
+    repeats = [run(job(), step_time_s=0.2 + 0.002 * i) for i in range(9)]
+    (told,) = JoinedPredictor(joining=QUICK).fit(repeats).report()
+    assert "or repeats alone: none was left out" in str(told)
+
+
 def test_what_it_was_off_on_left_out_runs_is_its_evidence(learned: JoinedPredictor) -> None:
     forecast = learned.predict(job(4, 16))
     evidence = learned.knows(forecast)

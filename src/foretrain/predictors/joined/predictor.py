@@ -272,7 +272,7 @@ class JoinedPredictor(Predictor):
     def report(self, progress: Any = lambda done, total: None) -> Report:
         """By kind of job: who forecasts it, and how well on left-out runs, beside the best one alone."""
         if self.tried_ is None or not len(self.tried_):
-            return [f"fewer than {_FEWEST} runs: none was left out, so nothing was chosen"]
+            return [f"fewer than {_FEWEST} runs, or repeats alone: none was left out, so nothing was chosen"]
         best = self.tried_.missed("best")
         rows = []
         for relation, device in self._kinds():
