@@ -22,6 +22,13 @@ from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.deletepop.calibration import TIMES
 
 H200 = Catalog.load().device("h200-sxm-141gb")
+MODEL = """
+import torch
+
+def net(batch, width=16):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
+"""
+"""A file of a user's own."""
 
 
 # Operators

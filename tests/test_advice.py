@@ -13,7 +13,7 @@ from foretrain import advice
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
 from foretrain.predictors.ray_models import RayModelsPredictor
-from test_ray_models import LEAST, blind, job, run, step_s
+from scaled_runs import LEAST, blind, job, run, step_s
 
 
 def runs(**training: Any) -> list[Run]:

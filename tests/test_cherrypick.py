@@ -18,7 +18,7 @@ from foretrain.predictors.cherrypick import (
     expected_improvement,
     search,
 )
-from test_ernest import job
+from workloads import job
 
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16)
 

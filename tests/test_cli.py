@@ -20,13 +20,8 @@ from foretrain import predictors
 from foretrain.cli.app import COMMANDS
 from foretrain.errors import InputError
 from foretrain.job import Run
+from made_up import MODEL
 
-MODEL = """
-import torch
-
-def net(batch, width=16):
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
-"""
 JOB = """
 [model]
 source = "python"

@@ -22,7 +22,7 @@ from foretrain.serve.controller import (
     local_resources,
     ray_resources,
 )
-from test_ernest import job, runs
+from workloads import job, runs
 
 TINY = """
 import torch

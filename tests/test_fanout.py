@@ -21,8 +21,8 @@ from foretrain.evaluate import evaluate
 from foretrain.fanout import Crew, WorkerLost, fan_out
 from foretrain.fanout.cluster import connect, found_at
 from foretrain.predictors.portable import Portable
+from made_up import MODEL
 from ray_clusters import wait_for
-from test_cli import MODEL
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
 

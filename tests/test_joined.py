@@ -25,7 +25,7 @@ from foretrain.predictors.joined.members import SHIPPED, everyone, read_names
 from foretrain.predictors.joined.predictor import JoinedPredictor, Joining
 from foretrain.predictors.joined.relations import Known, Relation
 from foretrain.predictors.seen import step_of
-from test_ray_models import job, run
+from scaled_runs import job, run
 
 QUICK = Joining(predictors=("ernest",), folds=3)
 RUNS = [

@@ -14,7 +14,7 @@ from foretrain.errors import InputError
 from foretrain.job import Job, Run
 from foretrain.predictors.cherrypick import configuration
 from foretrain.search import Turn, configured, next_turn, tried_by
-from test_ray_models import job, run, step_s
+from scaled_runs import job, run, step_s
 
 WORKERS, BATCHES, CORES = (1, 2, 4, 6, 8, 16), (8, 32), (1, 2)
 CANDIDATES = [

@@ -15,7 +15,7 @@ import pytest
 from commands import fails
 from foretrain.api import predict
 from servers import LINEAR, Server, models_in, run_of, serving
-from test_ernest import runs as ernest_runs
+from workloads import runs as ernest_runs
 
 TOKEN = "a-token-of-the-tests"
 AUTHORISED = {"authorization": f"Bearer {TOKEN}"}
