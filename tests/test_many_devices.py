@@ -194,6 +194,24 @@ def test_workers_with_fewer_cores_of_one_processor_are_waited_for() -> None:
     assert times_s(4, 4) < times_s(4, 1, balance="speed") < times_s(4, 1) <= 1.01 * times_s(1, 1)
 
 
+def test_workers_share_the_cores_of_a_machine_that_has_fewer() -> None:
+    def forecast(workers: int, host: str, **cluster: Any) -> Forecast:
+        section = {"device": "cpu", "cores_per_device": 1, "host": host, **cluster}
+        return PREDICTOR.predict(job(section, {"global_batch": workers}, micro_batch=1, data=workers))
+
+    alone, two = (forecast(workers, "Xeon, 2 cores", devices_per_node=workers) for workers in (1, 2))
+    four, enough = (forecast(4, f"Xeon, {cores} cores", devices_per_node=4) for cores in (2, 16))
+    apart = forecast(4, "Xeon, 2 cores", devices_per_node=1, nodes=4)
+    together = forecast(4, "Xeon, 2 cores", devices_per_node=1, nodes=4, machines=1)
+    computing = [one["backward_time_s"].median for one in (alone, two, four, enough, apart, together)]
+    assert computing[1] == pytest.approx(computing[0], rel=0.05)
+    assert computing[2] == pytest.approx(2 * computing[1], rel=0.05)
+    assert computing[3] == pytest.approx(computing[1], rel=0.1)
+    assert computing[4] == pytest.approx(computing[0])
+    assert computing[5] == pytest.approx(computing[2])
+    assert four["device_utilization"].median < 0.5 < 0.7 < enough["device_utilization"].median
+
+
 def test_mixed_devices_wait_for_the_slowest_unless_the_batch_follows_their_speed() -> None:
     groups = [
         {"device": "h100-sxm-80gb", "devices_per_node": 4, "nodes": 1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,6 +213,21 @@ class Cluster:
             self, groups=(group,), issuer=group.issuer if self.host is None else self.issuer
         )
 
+    def busy_cores(self, device: Device) -> int:
+        """Cores that CPU workers want on a machine with such a device."""
+        if self.machines is None:
+            return (
+                max(group.devices_per_node for group in self.groups if group.device == device) * device.cores
+            )
+        wanted = sum(group.world_size * group.device.cores for group in self.groups if group.device.is_cpu)
+        return -(-wanted // self.machines)
+
+    def workers_per_core(self, device: Device) -> float:
+        """CPU workers that share each core of a machine; 1 where there are cores for all of them, or where
+        ``host`` does not tell how many there are."""
+        cores = host_cores(self.host) if device.is_cpu else None
+        return 1.0 if cores is None else max(1.0, self.busy_cores(device) / cores)
+
     @property
     def device(self) -> Device:
         return self._group_with_same("device").device
@@ -237,6 +253,16 @@ class Cluster:
             differ = f"the groups differ in {name}, and a single one is needed here"
             raise UnsupportedJob(f"cluster.groups: {differ}")
         return self.groups[0]
+
+
+def host_cores(host: str | None) -> int | None:
+    """The cores of a machine, where the words for it tell them.
+
+    >>> host_cores("AMD EPYC, 2 cores"), host_cores("16-core Xeon"), host_cores("laptop")
+    (2, 16, None)
+    """
+    found = re.search(r"(\d+)[ -]cores?\b", host or "")
+    return int(found.group(1)) if found else None
 
 
 def _host(given: str | Host | None, groups: Sequence[Group], catalog: Catalog, base: Path) -> dict[str, Any]:

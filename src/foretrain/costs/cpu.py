@@ -43,7 +43,7 @@ def cpu_time_s(operators: Sequence[Operator], device: Device, precision: str) ->
     return np.asarray(times / (_SEVERAL if device.cores > 1 else 1.0))
 
 
-def crowding(busy_cores: int) -> float:
+def crowding(busy_cores: float) -> float:
     """The factor on all times when so many cores of a machine work at once."""
     return 1.0 + _CROWDED * (busy_cores - 1)
 

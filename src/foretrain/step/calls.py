@@ -200,8 +200,8 @@ def cost_calls(rank: Rank) -> Calls:
     if not training.compile:
         host_s = launched(host_s, graph, training.cuda_graphs)
     if device.is_cpu:  # the thread that issues an operator also runs it
-        beside = max(group.devices_per_node for group in rank.site.groups if group.device == device)
-        device_s[~moving] *= crowding(beside * device.cores)
+        shared = rank.site.workers_per_core(device)
+        device_s[~moving] *= shared * crowding(rank.site.busy_cores(device) / shared)
         host_s = np.zeros(len(host_s))
 
     own_share = _share_of_micro_batches(graph, rank.accumulation)

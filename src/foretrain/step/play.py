@@ -431,8 +431,10 @@ def _busy_s(layout: Layout, work: Work, time: StepTime) -> float:
     """What the device works in a step, as ``Step.device_busy_s`` says it."""
     causes = _causes(time)
     exposed, servers = causes["exposed communication"], layout.job.plan.servers
-    if layout.site.groups[0].device.is_cpu:
-        return causes["computation"] + (_CPU_SERVED if servers else _CPU_EXCHANGE) * exposed
+    device = layout.site.groups[0].device
+    if device.is_cpu:
+        working = causes["computation"] + (_CPU_SERVED if servers else _CPU_EXCHANGE) * exposed
+        return working / layout.site.workers_per_core(device)
     served = work.after_backward_s if servers else 0.0
     return causes["computation"] + max(0.0, exposed - served)
 

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.cluster import Cluster
 from foretrain.job import Job
 from foretrain.predictors.predictddl import gpu
 from foretrain.predictors.predictddl.exchange import LINK_TERMS, exchange
 from foretrain.predictors.predictddl.families import COMPUTING, FAMILIES, MOVING
 from foretrain.predictors.predictddl.features import OperatorWork
-from foretrain.predictors.predictddl.machines import busy_cores, machine_of, sharing
+from foretrain.predictors.predictddl.machines import machine_of
 
 Array = npt.NDArray[np.float64]
 
@@ -187,13 +188,19 @@ def physics(works: Sequence[OperatorWork], jobs: Sequence[Job], machines: Sequen
         device=_objects(on_gpus) if on_gpus else _on_cores(works, arithmetic, cores),
         calls=np.array([work.calls for work in works]),
         link=np.hstack([exchanged * alone, exchanged * (1 - alone)]),
-        busy=np.array([busy_cores(job) for job in jobs]),
+        busy=np.array([_busy(job.cluster) for job in jobs], dtype=np.float64),
         cores=cores.astype(np.float64),
-        shared=np.array([sharing(job) for job in jobs]),
+        shared=np.array([job.cluster.workers_per_core(job.cluster.device) for job in jobs]),
         servers=served,
         computing=arithmetic.sum(axis=1),
         machine=np.array([places.get(machine_of(job), -1) for job in jobs], dtype=np.int64),
     )
+
+
+def _busy(cluster: Cluster) -> int:
+    """Cores that workers want on each machine, or GPUs."""
+    device = cluster.device
+    return cluster.busy_cores(device) if device.is_cpu else cluster.devices_per_node
 
 
 def _objects(works: Sequence[gpu.DeviceWork]) -> npt.NDArray[Any]:
