@@ -134,12 +134,34 @@ class Study:
         object.__setattr__(other, "seed", seed)
         return other
 
+    @functools.cached_property
+    def memories(self) -> Array:
+        """Of the machine of each run, where its memory is a share of the host's."""
+        limits = [(run.provenance.get("resources") or {}).get("memory_limit_bytes", 0.0) for run in self.runs]
+        return np.array(limits, dtype=np.float64)
+
     def corrected(self, known: Sequence[int]) -> Cases:
-        """As the improved network sees them, the white box's constants learned from ``known``."""
-        levels = Whitebox(self.schedules).fit([self.runs[i] for i in known]).levels
-        return Cases.of(
-            [run.job for run in self.runs], list(self.measured), levels=levels, schedules=self.schedules
-        )
+        """As the improved network sees them, the white box's constants learned from ``known`` runs of the
+        same machine."""
+        whole: Cases | None = None
+        for memory in np.unique(self.memories):
+            here = self.memories == memory
+            levels = Whitebox(self.schedules).fit([self.runs[i] for i in known if here[i]]).levels
+            cases = Cases.of(
+                [run.job for run in self.runs], list(self.measured), levels=levels, schedules=self.schedules
+            )
+            whole = cases if whole is None else _with_rows(whole, here, cases)
+        assert whole is not None
+        return whole
+
+
+def _with_rows(cases: Cases, chosen: Array, others: Cases) -> Cases:
+    """The chosen runs as the others have them."""
+    columns = {
+        name: np.where(chosen[:, None], getattr(others, name), getattr(cases, name))
+        for name in ("schedule", "settings")
+    }
+    return dataclasses.replace(cases, **columns)
 
 
 def by_setting(

@@ -2,6 +2,7 @@
 
     python benchmarks/driple_transfer.py [--targets "cpu ps 4" ...] [--seeds 0 1 2] [--shares 0.1 0.2 0.5]
     python benchmarks/driple_transfer.py --gpu
+    python benchmarks/driple_transfer.py --links
 
 Scored on unseen families of the target setting, in the folds and units of ``driple.py``, as the mean over the
 distinct figures. Which runs to measure is chosen before any is measured, by a D-optimal design within a share
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ TARGET_SETTINGS = ("cpu ps 4", "cpu allreduce 2", "cpu allreduce 4", "cpu ps 1",
 """The design and the share of runs were chosen on ``cpu ps 4``, the ridge of the transfer on
 ``cpu allreduce 2`` and ``cpu ps 1``, its loss on all."""
 COLUMNS = [TARGETS.index(name) for name in SHOWN]
-GPU_COLUMNS = [TARGETS.index(name) for name in (*TWELVE, *MEANS)]
+ALL_COLUMNS = [TARGETS.index(name) for name in (*TWELVE, *MEANS)]
+LINKS = Path("data/links_idle.jsonl.zst")
 RANDOM_DRAWS, FIFTH = 8, 0.2
 _DESIGN_RIDGE = 0.1
 Result = tuple[float, float, float, int]
@@ -139,35 +142,75 @@ def study_target(study: Study, target: str, seeds: Sequence[int], shares: Sequen
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
-# To and on a GPU
+# To and on a GPU, and to links
 
 
-def gpu_settings(study: Study, source: Any) -> None:
-    """From CPU workers to a GPU, and from data at hand to loaders, scored on unseen families."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Target:
+    """What is to be forecast: the rows of its runs, and the network that a transfer to it starts from."""
+
+    name: str
+    rows: Sequence[int]
+    start: Any
+
+
+Targets = Callable[[Cases, Sequence[int]], list[Target]]
+"""Targets by the cases and the rows of the families that are known."""
+
+
+def gpu_targets(study: Study, source: Any) -> Targets:
+    """From CPU workers to a GPU, and from data at hand to loaders."""
     loads = [run.job.workload.training.loader_rate is not None for run in study.runs]
-    everywhere = list(range(len(study.runs)))
-    with_loader = [i for i in everywhere if loads[i]]
-    names = sorted(set(study.families))
+
+    def targets(cases: Cases, known: Sequence[int]) -> list[Target]:
+        at_hand = _trained(study, cases, [i for i in known if not loads[i]])
+        with_loader = [i for i, loaded in enumerate(loads) if loaded]
+        return [
+            Target(name="the H200, from CPU workers", rows=range(len(loads)), start=source),
+            Target(name="loaders on the H200, from data at hand", rows=with_loader, start=at_hand),
+        ]
+
+    return targets
+
+
+def link_targets(study: Study) -> Targets:
+    """From workers on one machine to links between nodes, and from links of one rate to those of another."""
+    over_links = [i for i, run in enumerate(study.runs) if run.job.over_network]
+    rates = {i: study.runs[i].job.cluster.inter_node.bandwidth_bytes_per_s for i in over_links}
+    slow, fast = ([i for i in over_links if rates[i] == rate] for rate in sorted(set(rates.values())))
+
+    def targets(cases: Cases, known: Sequence[int]) -> list[Target]:
+        local = _trained(study, cases, [i for i in known if i not in rates])
+        from_slow, from_fast = (
+            tailored_to(study, cases, local, [i for i in known if i in set(rows)]) for rows in (slow, fast)
+        )
+        return [
+            Target(name="links of 1 and 10 Gbit/s, from one machine", rows=over_links, start=local),
+            Target(name="links of 10 Gbit/s, from 1 Gbit/s", rows=fast, start=from_slow),
+            Target(name="links of 1 Gbit/s, from 10 Gbit/s", rows=slow, start=from_fast),
+        ]
+
+    return targets
+
+
+def score_targets(study: Study, families: Sequence[str], parts: int, targets: Targets) -> None:
+    """Print the errors on unseen families: these families are left out in so many parts."""
     rows: dict[tuple[str, str, float], list[tuple[float, int]]] = {}
-    for fold in range(H200_FOLDS):
-        apart = set(names[fold::H200_FOLDS])
-        known = [i for i in everywhere if study.families[i] not in apart]
+    for part in range(parts):
+        apart = set(families[part::parts])
+        known = [i for i, name in enumerate(study.families) if name not in apart]
         cases = study.corrected(known)
-        for target, theirs, before in (
-            ("the H200, from CPU workers", everywhere, source),
-            ("loaders on the H200, from data at hand", with_loader, None),
-        ):
-            mine = [i for i in theirs if i in set(known)]
-            asked = [i for i in theirs if study.families[i] in apart]
-            start = before or _trained(study, cases, [i for i in known if not loads[i]])
-            for how, share, network in _ways(study, cases, start, mine):
-                found = cases.part(asked).figures(network.figures(cases.part(asked).samples()))
-                off = float(np.nanmean(errors(found, study.measured[asked])[:, GPU_COLUMNS]))
-                rows.setdefault((target, how, share), []).append((off, len(asked)))
+        for target in targets(cases, known):
+            mine = [i for i in target.rows if study.families[i] not in apart]
+            asked = [i for i in target.rows if study.families[i] in apart]
+            for how, share, network in _ways(study, cases, target.start, mine):
+                forecast = cases.part(asked).figures(network.figures(cases.part(asked).samples()))
+                error = float(np.nanmean(errors(forecast, study.measured[asked])[:, ALL_COLUMNS]))
+                rows.setdefault((target.name, how, share), []).append((error, len(asked)))
     means = {key: _mean(found) for key, found in rows.items()}
-    for (target, how, share), error in sorted(means.items()):
-        whole = means[target, "from scratch", 1.0]
-        print(f"| {target} | {how} | {share:.0%} | {error:.4f} | {error / whole:.2f}x |", flush=True)
+    for (name, how, share), error in sorted(means.items()):
+        whole = means[name, "from scratch", 1.0]
+        print(f"| {name} | {how} | {share:.0%} | {error:.4f} | {error / whole:.2f}x |", flush=True)
 
 
 def _mean(found: Sequence[tuple[float, int]]) -> float:
@@ -185,6 +228,7 @@ def _trained(study: Study, cases: Cases, rows: Sequence[int]) -> Any:
 def _ways(study: Study, cases: Cases, start: Any, mine: list[int]) -> Iterator[tuple[str, float, Any]]:
     """How it was learned, from which share of the runs, and the network."""
     draw = np.random.default_rng(study.seed)
+    yield "white box alone", 0.0, tailoring_module().silenced(start)
     yield "as it is", 0.0, start
     for number in range(RANDOM_DRAWS // 2):
         rows = draw.choice(mine, round(FIFTH * len(mine)), replace=False).tolist()
@@ -203,13 +247,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.15, 0.2, 0.5])
     parser.add_argument("--gpu", action="store_true", help="to the H200, and to loaders there")
+    parser.add_argument("--links", action="store_true", help="to links between nodes, and to other rates")
     parser.add_argument("--source", type=Path, help="the fit of CPU workers, if not what the package ships")
     options = parser.parse_args()
+    if options.gpu or options.links:
+        print("| target | learned | runs | error | to scratch with all |\n|---|---|---|---|---|")
     if options.gpu:
         fitted = DriplePredictor() if options.source is None else DriplePredictor.load(options.source)
         source = tailoring_module().silenced(fitted.state().networks["cpu"])
-        print("| target | learned | runs | error | to scratch with all |\n|---|---|---|---|---|")
-        gpu_settings(Study(read(H200), remembering()), source)
+        study = Study(read(H200), remembering())
+        score_targets(study, sorted(set(study.families)), H200_FOLDS, gpu_targets(study, source))
+        return
+    if options.links:
+        over_links = read(LINKS)
+        study = Study([*read(CAMPAIGN), *over_links], remembering())
+        families = sorted(set(study.families[-len(over_links) :]))
+        score_targets(study, families, len(families), link_targets(study))
         return
     study = Study(read(CAMPAIGN), remembering())
     print(

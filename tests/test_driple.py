@@ -397,6 +397,33 @@ def test_repeats_of_a_step_are_left_out_of_a_transfer_together(
     assert len(set(parts[0])) == 3
 
 
+def test_a_transfer_knows_the_memory_of_its_own_machine(
+    fitted: DriplePredictor, folder: Path, tmp_path: Path
+) -> None:
+    """The same processes are five times the share of a fifth of the memory."""
+    fitted.save(tmp_path)
+    known = fitted.state().levels
+    for few in (1, 6):
+        new = [run(job(folder, "abcde"[i % 5], depth=1 + i), 0.5) for i in range(few)]
+        smaller = [
+            dataclasses.replace(
+                one,
+                measured={**one.measured, "memory_utilization": 0.05},
+                provenance={"resources": {
+                    **one.provenance["resources"],
+                    "memory_limit_bytes": 2e10,
+                    "figures": {**one.provenance["resources"]["figures"], "memory_utilization_peak": 0.05},
+                }},
+            )
+            for one in new
+        ]  # fmt: skip
+        there = DriplePredictor.load(tmp_path).fit(smaller).state().levels
+        assert known.limit_bytes == 1e11
+        assert there.limit_bytes == 2e10
+        assert there.process_bytes == pytest.approx(1e9, rel=0.01)
+        assert there.context_bytes == known.context_bytes
+
+
 def test_for_another_device_a_transfer_starts_from_the_schedule(
     fitted: DriplePredictor, folder: Path, tmp_path: Path
 ) -> None:

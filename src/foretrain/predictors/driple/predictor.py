@@ -180,11 +180,8 @@ class DriplePredictor(NeuralPredictor[Learned]):
         known, self.left_out_ = take_runs(runs, _checked)
         if not known:
             raise InputError("runs: none has resource figures or utilisation; driple needs at least one")
-        levels = (
-            self.learned_.levels
-            if self._transfers and self.learned_
-            else Whitebox(self._schedules()).fit(known).levels
-        )
+        before = self.learned_.levels if self._transfers and self.learned_ else None
+        levels = Whitebox(self._schedules(), before).fit(known).levels
         data = Cases.of(
             [run.job for run in known],
             [_figures(run) for run in known],

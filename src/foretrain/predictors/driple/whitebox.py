@@ -39,6 +39,8 @@ COPY_BYTES, REQUEST_BYTES = 1.067, 0.064
 _SIZEABLE_BYTES, _BOUND = 5e6, 0.8
 """Batches whose handing over can be told from noise, and the share of the pace at which loaders set it."""
 WINDOW_S, FEWEST_STEPS = 0.5, 3
+_TELLING = 4
+"""Sizes of jobs from which on runs tell how much is held for each byte of tensors."""
 _OVER_TIME = np.isin(TARGETS, (MEANS[0], *MEANS[2:], "memory_busy"))
 """Averages of what a step does, which a longer step has less of."""
 """The window that the figures are of: as many steps as fill the time, but a few at least; as a campaign
@@ -272,7 +274,7 @@ def _three(values: Array, floor: float) -> tuple[float, float, float]:
 def _with_memory(
     levels: Levels, known: Sequence[tuple[Run, Array]], allocated_bytes: Sequence[float]
 ) -> Levels:
-    """By least squares of relative errors."""
+    """By least squares of relative errors; few sizes of jobs tell the process alone."""
     limits = [
         float((run.provenance.get("resources") or {}).get("memory_limit_bytes", math.nan)) for run, _ in known
     ]
@@ -282,11 +284,15 @@ def _with_memory(
     ) * np.array(limits)
     rows = np.array([[1.0, allocated] for allocated in allocated_bytes])
     kept = np.isfinite(measured) & (measured > 0)
-    if kept.sum() < 2:
+    if not kept.any():
         return levels
-    (process, tensors), *_ = np.linalg.lstsq(
-        rows[kept] / measured[kept, None], np.ones(int(kept.sum())), rcond=None
-    )
+    if len(np.unique(rows[kept], axis=0)) < _TELLING:
+        tensors = levels.tensors
+        process = float(np.median(measured[kept] - tensors * rows[kept, 1]))
+    else:
+        (process, tensors), *_ = np.linalg.lstsq(
+            rows[kept] / measured[kept, None], np.ones(int(kept.sum())), rcond=None
+        )
     held = {"process_bytes": max(0.0, float(process)), "tensors": max(0.0, float(tensors))}
     return dataclasses.replace(levels, **held, limit_bytes=limit)
 
