@@ -324,7 +324,31 @@ def test_a_run_on_cpu_cores_has_the_machine_of_its_provenance() -> None:
     on = plain.measured_on({"host": "AMD EPYC, 2 cores", "machines": 1})
     assert (on.host, on.machines) == ("AMD EPYC, 2 cores", 1)
     assert on.measured_on({"host": "another"}) == on
-    assert Cluster.read({"device": "h100"}).measured_on({"host": "a"}).host is None
+
+
+def test_a_run_on_a_gpu_has_the_host_that_its_provenance_names() -> None:
+    plain = Cluster.read({"device": "h100"})
+    words = {
+        "16-core Xeon (Emerald Rapids class), virtual machine": "xeon-emerald-rapids",
+        "AMD EPYC 7763 64-Core Processor": "epyc-milan",
+        "a workstation": None,
+        "grace": None,
+        "rome-12": None,
+    }
+    for host, name in words.items():
+        on = plain.measured_on({"host": host}, CATALOG)
+        assert on.host == name
+        assert on.issuer == (plain.issuer if name is None else CATALOG.host(name))
+        assert Cluster.read(on.to_dict()) == on
+    told = Cluster.read({"device": "h100", "host": "epyc-rome"})
+    assert told.measured_on({"host": "AMD EPYC 7763 64-Core Processor"}, CATALOG) == told
+
+
+def test_devices_that_come_in_nodes_have_the_host_that_is_usual_beside_them() -> None:
+    workstation = {"device": "cpu", "cores_per_device": 1}
+    rented, bought, cores = map(Cluster.read, ({"device": "h200"}, {"device": "rtx-3090"}, workstation))
+    assert rented.issuer == CATALOG.host("usual-2023")
+    assert bought.issuer is cores.issuer is None
 
 
 # The host
@@ -358,7 +382,7 @@ def test_hosts_go_by_what_their_cpus_call_themselves(spelled: str, name: str) ->
 def test_a_cluster_has_the_slowest_host_of_its_nodes() -> None:
     mixed = read(groups=[{"node": "dgx-h100"}, {"node": "dgx-1-v100"}])
     assert (mixed.issuer, mixed.host) == (CATALOG.host("xeon-broadwell"), None)
-    assert read(device="h100").issuer is None
+    assert read(device="b200").issuer is None
     given = read(node="dgx-1-v100", host="xeon-emerald-rapids")
     assert given.issuer == CATALOG.host("emerald-rapids")
     assert Cluster.read(given.to_dict(), CATALOG) == given
@@ -368,7 +392,7 @@ def test_every_cpu_of_a_node_is_a_host_of_the_catalogue() -> None:
     cpus = {CATALOG.node(name).cpu for name in CATALOG.names("nodes")} - {None}
     assert [cpu for cpu in cpus if CATALOG.host_of(cpu) is None] == []
     hosts = [CATALOG.host_of(None, year) for year in (2016, 2019, 2021, 2023)]
-    assert [host.speed for host in hosts if host is not None] == [0.62, 0.68, 0.72, 0.9]
+    assert [host.speed for host in hosts if host is not None] == [0.62, 0.68, 0.72, 0.85]
     assert CATALOG.host_of(None, 2025) is None
 
 

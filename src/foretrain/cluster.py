@@ -181,12 +181,15 @@ class Cluster:
         beside["price"] = self.price_per_device_hour
         return {**section, **_without_empty(beside)}
 
-    def measured_on(self, provenance: Mapping[str, Any]) -> Cluster:
-        """The cluster with the machine that a run on CPU cores was measured on, where only its provenance
-        tells it."""
+    def measured_on(self, provenance: Mapping[str, Any], catalog: Catalog | None = None) -> Cluster:
+        """The cluster with the machine that a run was measured on, where only its provenance tells it; of the
+        hosts of GPUs where their words name one of the catalogue."""
         host, machines = provenance.get("host"), provenance.get("machines")
-        if self.host is not None or not isinstance(host, str) or not self.groups[0].device.is_cpu:
+        if self.host is not None or not isinstance(host, str):
             return self
+        if not self.groups[0].device.is_cpu:
+            issuer = (catalog or Catalog.load()).host_in(host)
+            return self if issuer is None else dataclasses.replace(self, host=issuer.name, issuer=issuer)
         shared = isinstance(machines, int) and 1 <= machines < self.nodes
         return dataclasses.replace(self, host=host, machines=machines if shared else self.machines)
 
@@ -328,8 +331,15 @@ def _group(where: str, spec: GroupSpec, catalog: Catalog) -> Group:
         domain=domain_of(
             f"{where}.domain", spec.domain, node or _rack(spec, device, catalog), inside, per_node, nodes
         ),
-        issuer=None if node is None or device.is_cpu else catalog.host_of(node.cpu, device.year),
+        issuer=None if device.is_cpu else _issuer(node, device, catalog),
     )
+
+
+def _issuer(node: Node | None, device: Device, catalog: Catalog) -> Host | None:
+    """The CPU of a node; where none is named, what is usual beside devices that are sold in nodes."""
+    if node is None and not catalog.nodes_with(device):
+        return None
+    return catalog.host_of(node and node.cpu, device.year)
 
 
 def _rack(spec: GroupSpec, device: Device, catalog: Catalog) -> Node | None:

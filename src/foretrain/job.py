@@ -356,7 +356,7 @@ class Run:
         job = dataclasses.replace(
             job,
             workload=dataclasses.replace(work, model=work.model.measured_with(provenance)),
-            cluster=job.cluster.measured_on(provenance),
+            cluster=job.cluster.measured_on(provenance, catalog),
         )
         return cls(job=as_measured(job, provenance), measured=measured, provenance=provenance)
 

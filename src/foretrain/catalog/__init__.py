@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -281,6 +282,21 @@ class Catalog:
             known = _index("hosts", self.files).get(plain(cpu))
             return named_host(cpu, hosts) if known is None else self.host(known)
         return None if device_year is None else usual_host(device_year, hosts)
+
+    def host_in(self, words: str) -> Host | None:
+        """The host that words for a machine name by its model or its generation; None where they name none. A
+        single word is the machine's own name."""
+        if " " not in words.strip():
+            return None
+        hosts = [self.host(name) for name in self.names("hosts")]
+        around = f"-{re.sub(r'[^a-z0-9]+', '-', words.lower())}-"
+        told = [
+            host
+            for host in hosts
+            for alias in map(plain, host.aliases)
+            if "-" in alias and f"-{alias}-" in around
+        ]
+        return named_host(words, hosts) or (told[0] if told else None)
 
     def link_kind(self, name: str, field: str = "cluster.inter_node.kind") -> LinkKind:
         kind: LinkKind = self._entry("links", name, field)
