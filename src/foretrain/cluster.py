@@ -339,7 +339,7 @@ def _issuer(node: Node | None, device: Device, catalog: Catalog) -> Host | None:
     """The CPU of a node; where none is named, what is usual beside devices that are sold in nodes."""
     if node is None and not catalog.nodes_with(device):
         return None
-    return catalog.host_of(node and node.cpu, device.year)
+    return catalog.host_of(node.cpu if node is not None else None, device.year)
 
 
 def _rack(spec: GroupSpec, device: Device, catalog: Catalog) -> Node | None:
