@@ -78,7 +78,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
     """
 
     name: ClassVar[str] = "deletepop"
-    home: ClassVar[frozenset[str]] = frozenset({"h200_steps"})
+    home: ClassVar[frozenset[str]] = frozenset({"h200_steps", "h200_repeat_steps"})
     learns: ClassVar[bool] = True
     gap_s: ClassVar[float] = KERNEL_GAP_S
 
