@@ -1,12 +1,14 @@
 """Scores what each part of ScaleDL adds on runs of families, devices and scales that were left out.
 
     python benchmarks/scaledl_cases.py --data DIR --cache DIR
-    python benchmarks/scaledl_ablation.py --cache DIR [--only families devices scales] [--ship DIR]
+    python benchmarks/scaledl_ablation.py --cache DIR [--only families devices scales] [--seen] [--ship DIR]
 
 Every run is forecast by operator models that have not seen its family (``scaledl_cases.py``), so that what
-the networks learn is what such forecasts miss. Three splits: the families of a fold, the devices of a fold,
-and of each source the largest third of its numbers of devices, left out of all sources. Networks learn from
-at most 40 runs of a source. Each fold that is done is kept in the cache; about ten minutes on one core.
+the networks learn is what such forecasts miss; --seen lets them learn from forecasts whose operator models
+have seen all families (``scaledl_cases.py --shipped``) instead, and asks them about the others. Three splits:
+the families of a fold, the devices of a fold, and of each source the largest third of its numbers of devices,
+left out of all sources. Networks learn from at most 80 runs of a source. Each fold that is done is kept in
+the cache; some ten minutes on one core.
 --ship src/foretrain/predictors/scaledl/fitted learns from all sources and writes what the package ships.
 """
 
@@ -38,10 +40,8 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 FOLDS = 5
-MOST = 40
+MOST = 80
 """Runs of a source that are learned from."""
-SHIPPED = 80
-"""The same of what is shipped."""
 LEAST = 5
 """Runs of a source in a split below which it does not count in the mean."""
 SPLITS = ("families", "devices", "scales")
@@ -50,7 +50,7 @@ SPLITS = ("families", "devices", "scales")
 class Study:
     """All runs, and what is known of each."""
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache: Path, seen: bool = False) -> None:
         self.cases = scaledl_cases.read_all(cache)
         facts = [case.facts for case in self.cases]
         self.source, self.family, self.mode = (
@@ -63,6 +63,11 @@ class Study:
             np.array([one[name] for one in facts]) for name in ("measured_s", "measured_busy_s")
         )
         self.known = [known(case) for case in self.cases]
+        self.taught = self.known
+        """What networks learn from."""
+        if seen:
+            others = {case.facts["key"]: known(case) for case in scaledl_cases.read_all(cache, shipped=True)}
+            self.taught = [others[case.facts["key"]] for case in self.cases]
         self.base_s, self.additive_s, self.busy_s = (
             np.array([getattr(case.graph, name) for case in self.cases])
             for name in ("base_s", "additive_s", "busy_s")
@@ -158,7 +163,7 @@ def trees(study: Study, inside: Sequence[int], test: Sequence[int]) -> Array:
 
 def full(study: Study, inside: Sequence[int], test: Sequence[int], seed: int = 0) -> Mapping[str, Array]:
     """The correction as it counts, its intervals, and the correction without its gate."""
-    correction, _ = train([study.known[i] for i in inside], seed=seed)
+    correction, _ = train([study.taught[i] for i in inside], seed=seed)
     asked = [study.known[i] for i in test]
     found = [correction.log_factor(one.graph, one.place) for one in asked]
     bounds = [correction.factors[correction.region.trust(one.place)] for one in asked]
@@ -179,15 +184,17 @@ METHODS: Mapping[str, Callable[[Study, Sequence[int], Sequence[int]], Array]] = 
 
 def run(study: Study, split: str, cache: Path) -> dict[str, Array]:
     """What every method adds to the logarithm of the engine's forecast, of every run; NaN where a run was in
-    no test."""
+    no test. With other residuals to learn from only the networks differ."""
     found: dict[str, Array] = {}
+    seen = study.taught is not study.known
+    methods = {} if seen else METHODS
     for number, test in enumerate(study.tests(split)):
-        path = cache / f"ablation-{split}-{number}.json"
+        path = cache / f"ablation-{split}-{number}{'-seen' if seen else ''}.json"
         places = np.flatnonzero(test).tolist()
         if not path.exists():
             print(f"{split} {number}: {len(places)} runs left out", flush=True)
             inside = study.inside(test)
-            answers = {name: method(study, inside, places).tolist() for name, method in METHODS.items()}
+            answers = {name: method(study, inside, places).tolist() for name, method in methods.items()}
             answers |= {name: values.tolist() for name, values in full(study, inside, places).items()}
             path.write_text(json.dumps(answers))
         for name, values in json.loads(path.read_text()).items():
@@ -203,7 +210,11 @@ def report(study: Study, split: str, found: Mapping[str, Array]) -> list[str]:
     forecasts = {
         "additive": study.additive_s,
         "layer-wise": study.base_s,
-        **{name: study.base_s * np.exp(found[name]) for name in ("GNN only", "control", "not gated", "full")},
+        **{
+            name: study.base_s * np.exp(found[name])
+            for name in (*METHODS, "not gated", "full")
+            if name in found
+        },
     }
     lines = [
         f"| {split} left out | runs | {' | '.join(forecasts)} | RMSE layer-wise | RMSE full | 80 % |",
@@ -251,12 +262,15 @@ def main() -> None:
     )
     parser.add_argument("--cache", type=reading.existing, required=True)
     parser.add_argument("--only", nargs="*", default=list(SPLITS), choices=SPLITS)
+    parser.add_argument(
+        "--seen", action="store_true", help="learn from forecasts that have seen all families"
+    )
     parser.add_argument("--ship", type=Path, help="folder of the predictor that learns from all")
     options = parser.parse_args()
-    study = Study(options.cache)
+    study = Study(options.cache, options.seen)
     if options.ship:
         nothing = np.zeros(len(study.known), dtype=np.bool_)
-        learned, _ = train([study.known[i] for i in study.inside(nothing, SHIPPED)])
+        learned, _ = train([study.known[i] for i in study.inside(nothing)])
         ScaleDLPredictor(None, learned).save(options.ship)
         print(json.dumps({"gates": learned.gates, "factors": learned.factors}, indent=1))
         return
