@@ -26,8 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from foretrain.measure.store import Store
+from malformed import malformed
 from servers import Server, models_in, nets_in, serving, start, write_until_it_dies
-from test_serve import malformed
 
 _PROCESSES = "2"
 _ASKED_RATE = 300.0

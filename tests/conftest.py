@@ -61,6 +61,22 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache of graphs of one file of tests."""
+    folder = tmp_path_factory.mktemp("graphs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORETRAIN_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of graphs of one test."""
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[Any]:
     """Two nodes with a CPU each, for all tests of the group "ray": one that ends a node adds another."""

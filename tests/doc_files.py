@@ -170,6 +170,8 @@ def blocks(page: str, language: str) -> list[str]:
 def write_files(folder: Path, page: str) -> None:
     """All that commands may name, into a folder that is empty."""
     job = CPU_JOB if page in ON_CPU else GPU_JOB
+    if page == "quickstart.md":
+        job = blocks(page, "toml")[0]
     larger = job.replace("global_batch = 16", "global_batch = 32").replace(
         "global_batch = 64", "global_batch = 128"
     )

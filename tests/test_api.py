@@ -32,11 +32,7 @@ from foretrain.web.table import forecast_table
 
 predict = functools.partial(foretrain.predict, predictor="roofline")
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class Classifier(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,7 @@ FAST, SLOW = ("h100-sxm-80gb", 4, 1), ("l4", 2, 2)
 LARGE = {**LLAMA, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32}
 """Layers that take 3 GB each to train."""
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("FORETRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def predict(job: Job) -> Forecast:

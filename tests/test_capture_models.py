@@ -183,10 +183,7 @@ SERIES = {
     "encoder_layers": 1, "decoder_layers": 1, "num_time_features": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
 }  # fmt: skip
 
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

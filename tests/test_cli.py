@@ -36,17 +36,11 @@ device = "a100"
 """
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("graphs")
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model and a job, which is also where the commands run."""
     (tmp_path / "tiny.py").write_text(MODEL)
     (tmp_path / "job.toml").write_text(JOB)
-    monkeypatch.setenv("FORETRAIN_CACHE", str(cache))
     monkeypatch.setenv("PYTHONPATH", str(Path(foretrain.__file__).parents[1]))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -18,11 +18,6 @@ def net(batch, width=16):
 """
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("graphs")
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with jobs: one device, four devices, and a model that is not there."""
@@ -31,7 +26,6 @@ def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     write(tmp_path / "four.json", cluster={"device": "a100", "devices_per_node": 4})
     write(tmp_path / "large.json", training={"global_batch": 4096, "image": 8})
     write(tmp_path / "broken.json", model={"source": "python", "name": "nowhere.py:net"})
-    monkeypatch.setenv("FORETRAIN_CACHE", str(cache))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -31,6 +31,8 @@ def net(batch):
     return torch.nn.Linear(16, 4), torch.randn(batch, 16)
 """
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 def machine(name: str = "a", cores: int = 4, **more: Any) -> NodeResources:
     return NodeResources(name=name, cores=cores, memory_bytes=8e9, **more)
@@ -38,13 +40,6 @@ def machine(name: str = "a", cores: int = 4, **more: Any) -> NodeResources:
 
 def local(*nodes: NodeResources) -> ClusterResources:
     return ClusterResources(source="local", nodes=nodes or (machine(),))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
-        yield
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
-"""The examples work as they stand: jobs are read and forecast, the script records, the notebook runs."""
+"""The examples work as they stand: jobs are read and forecast, the campaign is measured, the study simulated, the
+script records, the notebook runs."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -16,17 +18,26 @@ import pytest
 
 import foretrain
 from commands import PATIENCE_S, ok
+from foretrain.api import make_job
 from foretrain.cli.app import COMMANDS
 from foretrain.job import Job, read_runs
+from foretrain.measure.campaign import cells, read_campaign
 
 pytest.importorskip("torch", reason="models cannot be traced without torch")
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 README = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+CAMPAIGN = EXAMPLES / "campaign" / "ray_workers.toml"
 JOBS = sorted((EXAMPLES / "jobs").glob("*.toml"))
 LIBRARIES = {"transformers": "transformers", "timm": "timm", "torchvision": "torchvision"}
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
+
+
+def needs(library: str) -> None:
+    """Not imported here: foretrain knows how where its compiled part does not load."""
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
 
 
 def by_name(path: Path) -> str:
@@ -66,7 +77,7 @@ def test_a_job_is_read_and_begins_by_saying_what_it_is(path: Path) -> None:
 def test_a_job_is_forecast_and_fits(path: Path) -> None:
     job = shortened(tables(path))
     if job["model"]["source"] in LIBRARIES:
-        pytest.importorskip(LIBRARIES[job["model"]["source"]])
+        needs(LIBRARIES[job["model"]["source"]])
     forecast = foretrain.predict(Job.read(job, base=path.parent))
     assert 0 < forecast.step_time_s.low <= forecast.step_time_s.median <= forecast.step_time_s.high
     assert forecast.fits
@@ -93,7 +104,51 @@ def test_commands_of_the_table_have_their_options(command: str) -> None:
     for option in (word for word in words if word.startswith("--")):
         assert re.search(rf"(?<![\w-]){option}(?![\w-])", known), option
     for word in words:
-        assert not word.startswith("examples/jobs/") or (ROOT / word).is_file()
+        assert not re.match(r"examples/(jobs|campaign|scheduling)/", word) or (ROOT / word).is_file()
+
+
+def command_of(part: str, file: str) -> list[str]:
+    """The words of the one command of the table that has these."""
+    (found,) = (command for command in commands() if part in command and file in command)
+    return shlex.split(found)[1:]
+
+
+def test_the_campaign_is_a_grid_of_cells() -> None:
+    grids = read_campaign(CAMPAIGN, {})
+    planned = cells(grids, make_job)
+    assert len(planned) == 2 * 4 * 2
+    assert {cell.job.plan.data for cell in planned} == {1, 2, 4, 8}
+    assert {cell.cores for cell in planned} == {2}
+    assert CAMPAIGN.read_text(encoding="utf-8").startswith("# ")
+
+
+def test_the_campaign_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut down, as the table shows, and further: one small model."""
+    needs("torchvision")
+    monkeypatch.chdir(ROOT)
+    words = command_of("--seconds", "ray_workers.toml")
+    words[words.index("--seconds") + 1] = "0.1"
+    words[words.index("--samples") + 1] = "8"
+    words[words.index("--out") + 1] = str(tmp_path / "runs.jsonl")
+    ok(*words, "--models", "squeezenet1_1", "--batch-per-worker", "4", "--image", "32")
+    runs = [run for _, run in read_runs(tmp_path / "runs.jsonl")]
+    assert [run.job.plan.data for run in runs] == [1, 2]
+    assert all(run.measured["epoch_time_s"] > 0 for run in runs)
+
+
+def test_the_study_compares_policies_by_what_wrong_estimates_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    told = json.loads(ok(*command_of("--errors", "jobs.csv"), "--processes", "1", "--json"))
+    jct_s = {one["policy"]: one["average_jct_s"] for one in told["results"] if one["estimates"] == "exact"}
+    assert set(jct_s) == {"fifo", "backfill", "srtf", "tiresias"}
+    assert jct_s["srtf"] < jct_s["backfill"] < jct_s["fifo"]
+
+
+def test_the_study_has_rules_for_both_teams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for part, told in (("--by-group", ("vision", "language")), ("--when", ("starts", "ends"))):
+        shown = ok(*command_of(part, "rules.toml"), "--processes", "1")
+        assert all(word in shown for word in told), shown
 
 
 def test_the_recording_script_adds_a_run(tmp_path: Path) -> None:
@@ -109,7 +164,7 @@ def test_the_recording_script_adds_a_run(tmp_path: Path) -> None:
     assert run.provenance["steps"] == 40
 
 
-def cells() -> list[dict[str, Any]]:
+def notebook_cells() -> list[dict[str, Any]]:
     notebook = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     found: list[dict[str, Any]] = notebook["cells"]
@@ -117,20 +172,20 @@ def cells() -> list[dict[str, Any]]:
 
 
 def test_the_notebook_is_kept_without_outputs() -> None:
-    for cell in cells():
+    for cell in notebook_cells():
         assert cell["cell_type"] in ("code", "markdown")
         assert {"id", "metadata", "source"} <= set(cell)
         if cell["cell_type"] == "code":
             assert cell["outputs"] == []
             assert cell["execution_count"] is None
-    assert len({cell["id"] for cell in cells()}) == len(cells())
+    assert len({cell["id"] for cell in notebook_cells()}) == len(notebook_cells())
 
 
 def test_the_notebook_runs() -> None:
     pytest.importorskip("pandas")
-    pytest.importorskip("torchvision")
+    needs("torchvision")
     names: dict[str, Any] = {}
-    for cell in cells():
+    for cell in notebook_cells():
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)
     assert names["forecast"].fits

@@ -28,10 +28,7 @@ from foretrain.web.records import record
 from foretrain.web.table import Table, fill, forecast_table
 from foretrain.web.views import around, of_jobs, plan_key, plan_label
 
-
-@pytest.fixture(autouse=True)
-def cache(shared_cache: Path) -> None:
-    """Models are traced once for all of these tests."""
+pytestmark = pytest.mark.usefixtures("shared_cache")  # models are traced once for all of these tests
 
 
 @pytest.fixture(scope="module")

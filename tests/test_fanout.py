@@ -22,6 +22,7 @@ from foretrain.fanout import Crew, WorkerLost, fan_out
 from foretrain.fanout.cluster import connect, found_at
 from foretrain.predictors.portable import Portable
 from made_up import MODEL
+from plugin import PLUGIN
 from ray_clusters import wait_for
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
@@ -96,17 +97,9 @@ def stay_on_the_victim(told: tuple[str, Path], number: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The cache of graphs, which workers on Ray learn of when the connection is made."""
-    folder = tmp_path_factory.mktemp("graphs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FORETRAIN_CACHE", str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="module")
 def connection(ray_cluster: Any, cache: Path) -> Iterator[str]:
-    """One that lasts over several tests, as one that is made anew starts new workers."""
+    """One that lasts over several tests, as one that is made anew starts new workers, which learn of the
+    cache when it is made."""
     import ray
 
     connect(ray_cluster.address)
@@ -277,8 +270,6 @@ def test_predict_gives_the_same_file(way: str, ways: Ways, jobs: Path) -> None:
 def test_evaluate_gives_the_same_figures(way: str, ways: Ways, jobs: Path) -> None:
     """With what comes with foretrain, and with a file that only this process has read, learned anew for each
     fold."""
-    from test_plugins import PLUGIN
-
     Path("mine.py").write_text(PLUGIN)
     batches = [job(training={"global_batch": 2**i, "image": 8}) for i in range(6)]
     write_lines(

@@ -30,16 +30,10 @@ A100 = "a100-sxm-80gb"
 PHASES = ("step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "device_busy_s")
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("graphs")
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the commands run: a model, runs of it that take 1.5 times what is forecast, and an operator
     dataset."""
-    monkeypatch.setenv("FORETRAIN_CACHE", str(cache))
     for growth in (fitting._FOR_ALL, fitting._FOR_ONE):
         monkeypatch.setitem(growth, "trees", 20)
     monkeypatch.chdir(tmp_path)

@@ -61,16 +61,10 @@ LEARNING = [name for name in predictors.names() if predictors.class_of(name).lea
 QUICK = ("--seconds", "0.1")
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("graphs")
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in (("tiny.py", MODELS), ("job.toml", JOB), ("grid.toml", GRID), ("own.py", OWN)):
         (tmp_path / name).write_text(text)
-    monkeypatch.setenv("FORETRAIN_CACHE", str(cache))
     monkeypatch.setenv("PYTHONPATH", str(Path(foretrain.__file__).parents[1]))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -558,6 +558,11 @@ def test_a_calibration_that_does_not_help_changes_no_step() -> None:
     )
 
 
+def test_a_calibration_that_takes_time_off_each_step_leaves_the_host_no_less_than_none() -> None:
+    layout = PREDICTOR.layout(job())
+    assert play(layout.tuned(Tuning(step_s=-play(layout).host_issue_s - 1e-3))).host_issue_s == 0.0
+
+
 def test_an_odd_run_does_not_decide_for_others() -> None:
     """Nine runs agree that steps take a fifth longer; the tenth, between them, takes three times as long."""
     made = cases(Tuning())

@@ -20,10 +20,8 @@ from foretrain.predictors import plugins
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.portable import Portable
+from plugin import PLUGIN
 
-DOCS = Path(__file__).parents[1] / "docs" / "extending.md"
-PLUGIN = DOCS.read_text().partition("```python\n")[2].partition("```")[0]
-"""The predictor that the documentation shows."""
 JOB = {
     "model": {"source": "timm", "name": "resnet18"},
     "training": {"global_batch": 32, "samples": 3200, "epochs": 1},

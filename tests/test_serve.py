@@ -8,22 +8,17 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from commands import fails
 from foretrain.api import predict
+from malformed import GRAPH_JOB, malformed
 from servers import LINEAR, Server, models_in, run_of, serving
 from workloads import runs as ernest_runs
 
 TOKEN = "a-token-of-the-tests"
 AUTHORISED = {"authorization": f"Bearer {TOKEN}"}
-GRAPH_JOB: dict[str, Any] = {
-    "model": {"source": "graph", "name": "product.json.zst"},
-    "training": {"global_batch": 4},
-    "cluster": {"device": "a100-sxm-80gb"},
-}
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +26,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models_in(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@pytest.fixture(scope="module", autouse=True)
+def _no_token(cache: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FORETRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("FORETRAIN_TOKEN", raising=False)
-        yield Path()
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -301,31 +295,6 @@ def test_a_model_that_fails_is_told_in_one_line(guarded: Server) -> None:
     assert answer.status == 422
     assert "Traceback" not in answer.json["error"]
     assert "\n" not in answer.json["error"]
-
-
-NONSENSE: list[Any] = [
-    None, True, -1, 0, 1e308, 10**30, 0.5, "", "x", "\0", "é" * 50, [], [[]], {}, {"": {}}, {"a": [None]},
-    "../../etc/passwd", [1, "two"], {"source": "graph"}, "1e999", -0.0,
-]  # fmt: skip
-
-
-def malformed(draw: random.Random) -> bytes:
-    """The body of a request with something wrong in it."""
-    kind = draw.randrange(4)
-    if kind == 0:
-        return draw.randbytes(draw.randrange(60))
-    body: dict[str, Any] = json.loads(json.dumps({"job": GRAPH_JOB, "options": {}, "predictor": "roofline"}))
-    if kind == 1:
-        text = json.dumps(body)
-        return text[: draw.randrange(len(text))].encode()
-    spot: Any = body
-    while isinstance(spot, dict) and spot:
-        key = draw.choice(list(spot))
-        if not isinstance(spot[key], dict) or draw.random() < 0.4:
-            spot[key if draw.random() < 0.8 else draw.choice(["x", "", "model"])] = draw.choice(NONSENSE)
-            break
-        spot = spot[key]
-    return json.dumps(body).encode()
 
 
 def test_no_malformed_body_is_an_error_of_the_server(guarded: Server) -> None:

@@ -171,11 +171,12 @@ def _merge(graph: OpGraph, found: Sequence[_Attention], *, causal: bool, softmax
         elif i not in gone:
             ops.append(op)
     place[-1], place[len(graph.ops)] = -1, len(ops)
+    until = {buffer: place[i] for i, op in inserted.items() for buffer in op.reads}
     buffers = [
         replace(
             buffer,
             born=max(place[buffer.born], -1),
-            dies=place[buffer.dies],
+            dies=max(place[buffer.dies], until.get(i, -1)),
             size_bytes=0 if _vanishes(i, buffer, graph, gone) else buffer.size_bytes,
         )
         for i, buffer in enumerate(graph.buffers)
@@ -198,7 +199,8 @@ def _in_place_of(graph: OpGraph, calls: Sequence[int], operator: Operator) -> Op
     ops = [graph.ops[i] for i in calls]
     outside = _touched_outside(graph, frozenset(calls))
     written = tuple(dict.fromkeys(b for op in ops for b in op.writes if b in outside))
-    read = tuple(dict.fromkeys(b for op in ops for b in op.reads if b in outside and b not in written))
+    used = (b for op in ops if op.operator.launches for b in op.reads)  # views read nothing
+    read = tuple(dict.fromkeys(b for b in used if b in outside and b not in written))
     hooks = sum(op.hooks for op in ops)
     return Op(operator, ops[0].phase, ops[0].layer, read, written, ops[0].recomputed, hooks)
 

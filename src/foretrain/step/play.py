@@ -197,6 +197,7 @@ def play(layout: Layout) -> Step:
         gaps_s=calls.gaps_s,
         offloaded_s=calls.offloaded_s,
     )
+    issued_s, _ = (passes * micro_batches + work.optimizer).after(0.0, 0.0)
     return Step(
         layout=layout,
         time=time,
@@ -204,7 +205,7 @@ def play(layout: Layout) -> Step:
         memory=max(memory_by_group(layout), key=lambda ranks: fullest_of(ranks).fullness),
         phases_s=_phases(forward, backward, work.optimizer, micro_batches),
         device_busy_s=_busy_s(own, work, time),
-        host_issue_s=(passes * micro_batches + work.optimizer).after(0.0, 0.0)[0] + own.step_overhead_s,
+        host_issue_s=max(0.0, issued_s + own.step_overhead_s),  # a calibration may take time off
         kernels=calls.kernels,
         bytes_moved=calls.bytes_moved,
         sent=sent_bytes(own, stage),
