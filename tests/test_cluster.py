@@ -345,8 +345,8 @@ def test_a_run_on_a_gpu_has_the_host_that_its_provenance_names() -> None:
 
 
 def test_devices_that_come_in_nodes_have_the_host_that_is_usual_beside_them() -> None:
-    workstation = {"device": "cpu", "cores_per_device": 1}
-    rented, bought, cores = map(Cluster.read, ({"device": "h200"}, {"device": "rtx-3090"}, workstation))
+    rented, bought = (Cluster.read({"device": name}) for name in ("h200", "rtx-3090"))
+    cores = Cluster.read({"device": "cpu", "cores_per_device": 1})
     assert rented.issuer == CATALOG.host("usual-2023")
     assert bought.issuer is cores.issuer is None
 
