@@ -59,7 +59,8 @@ def train(
     deepest: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Blocks of a random network at most (hypernetwork: 4, 3 of text; else 32).",
+            min=1,
+            help="Blocks of a random network at most (hypernetwork: 4, 3 of text; else 32).",
             show_default=False,
         ),
     ] = None,
@@ -111,9 +112,7 @@ def _kept(part: Path) -> str:
     return "nothing is kept yet"
 
 
-def _objective(
-    name: str, kind: str, sketches: int, deepest: int | None, zoo: list[Path], seed: int
-) -> Any:
+def _objective(name: str, kind: str, sketches: int, deepest: int | None, zoo: list[Path], seed: int) -> Any:
     from foretrain.job import read_runs
     from foretrain.predictors.predictddl.predictor import training_module
     from foretrain.predictors.predictddl.zoo import captured, sketched
