@@ -6,7 +6,8 @@
 Candidates are runs of the H200 (one family in five left out), or of the public multi-device runs (the largest
 third of the numbers of devices of each source left out). A run costs its forecast step on all its devices; a
 budget is a share of what all candidates cost. D-optimal is for a log-quadratic model of device time, host
-time, kernels, devices and exposed communication; cost-aware draws at random, cheap runs first.
+time, kernels, devices, exposed communication and bubble, as ``foretrain design --predictor scaledl`` has it;
+cost-aware draws at random, cheap runs first.
 """
 
 from __future__ import annotations
@@ -19,15 +20,12 @@ import numpy as np
 
 import reading
 from foretrain.evaluate import Scores
-from foretrain.measure.candidates import table_candidates
+from foretrain.measure.candidates import row_candidates
 from foretrain.measure.design import design
-from foretrain.predictors.scaledl.graph import RUN_COLUMNS
+from foretrain.predictors.scaledl.graph import design_figures
 from scaledl_ablation import Study, full
 
 H200_FOLD = 2
-COLUMNS = (
-    "device_time", "host_over_device", "kernel_time", "devices", "exposed communication", "pipeline bubble",
-)  # fmt: skip
 WAYS: Mapping[str, str] = {
     "random": "random",
     "D-optimal": "d-optimal",
@@ -51,11 +49,10 @@ def parts(study: Study) -> dict[str, tuple[list[int], list[int]]]:
 
 
 def chosen(study: Study, pool: Sequence[int], way: str, share: float, seed: int) -> list[int]:
-    rows = np.array([study.known[i].graph.run for i in pool], dtype=np.float64)
+    rows = [design_figures(study.known[i].graph) for i in pool]
     cost_s = (study.base_s * study.devices)[list(pool)]
-    columns = {name: rows[:, RUN_COLUMNS.index(name)] for name in COLUMNS}
-    columns = {name: values for name, values in columns.items() if values.std() > 0}
-    candidates = table_candidates(columns, cost_s, [{"run": i} for i in pool], quadratic=True)
+    labels = [{"run": i} for i in pool]
+    candidates = row_candidates(rows, cost_s.tolist(), labels, quadratic=True)
     found = design(WAYS[way], candidates, budget_s=share * float(cost_s.sum()), seed=seed)
     return [pool[i] for i in found.chosen.tolist()]
 

@@ -281,8 +281,14 @@ def test_runs_without_step_times_are_left_out() -> None:
 def test_the_usual_one_as_it_comes_is_joined_where_it_is_among_them() -> None:
     assert everyone(("ernest",)) == ("ernest",)
     assert everyone(("deletepop", "ernest")) == (SHIPPED, "deletepop", "ernest")
-    with pytest.raises(InputError, match="predictors: 'driple' is not one of"):
-        read_names("ernest,driple", "predictors")
+    with pytest.raises(InputError, match="predictors: 'roofline' is not one of"):
+        read_names("ernest,roofline", "predictors")
+
+
+def test_names_without_one_that_forecasts_steps_are_refused() -> None:
+    assert read_names("ernest, driple", "predictors") == ("ernest", "driple")
+    with pytest.raises(InputError, match="predictors: 'driple' names none that forecasts steps"):
+        read_names("driple", "predictors")
 
 
 # The command

@@ -88,6 +88,25 @@ def test_predicted_weights_run_every_kind_of_layer(kind: str) -> None:
         assert bool(logits.isfinite().all())
 
 
+@pytest.mark.parametrize("kind", ["cifar10", "text"])
+def test_deeper_networks_are_run_too(kind: str) -> None:
+    module, training = training_module("hypernetwork"), training_module("training")
+    usual, deep = module.Weights([kind]), module.Weights([kind], deepest=16)
+    layers = [max(len(one.layers) for one in weights.tasks[kind].known) for weights in (usual, deep)]
+    assert layers[1] > 2 * layers[0]
+    assert usual.data != deep.data
+    network, _ = training.train(deep, steps=1)
+    task = deep.tasks[kind]
+    deepest = max(task.unseen, key=lambda one: len(one.layers))
+    assert bool(deep.run(network, deepest, task.inputs[:4]).isfinite().all())
+
+
+@pytest.mark.parametrize("kind", ["imagenet", "text"])
+def test_sketches_are_as_deep_as_asked(kind: str) -> None:
+    sizes = [max(len(graph.kinds) for graph in sketched(kind, 12, deepest)) for deepest in (2, None, 64)]
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
 def test_a_training_that_was_stopped_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     training: Any = training_module("training")
     training._SAVED_EVERY, before = 1, training._SAVED_EVERY

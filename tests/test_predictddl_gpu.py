@@ -80,6 +80,15 @@ def test_a_step_takes_at_least_what_device_and_host_take_and_no_more_than_both()
     assert many.seconds == pytest.approx(np.maximum(busy.seconds, host_s))
 
 
+def test_a_single_step_is_learned_from(runs: list[Run], folder: Path) -> None:
+    one = runs[0]
+    for repeats in (1, 3):
+        predictor = PredictDDLPredictor(candidates=FEW).fit([one] * repeats)
+        forecast = predictor.predict(one.job)["step_time_s"]
+        assert forecast.median == pytest.approx(one.measured["step_time_s"], rel=0.5)
+        assert forecast.low < forecast.median < forecast.high
+
+
 def test_slopes_are_those_of_small_steps(folder: Path) -> None:
     jobs = [job(folder, "a", devices=devices, batch=batch) for devices in (1, 4) for batch in (8, 512)]
     terms = physics([work_of(one, capture_job(one)) for one in jobs], jobs)

@@ -17,6 +17,7 @@ from foretrain.costs.measured import MeasuredOperator
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.graph import TensorSpec
 from foretrain.job import Job, Run
+from foretrain.measure.job_candidates import cells_of_jobs, job_candidates
 from foretrain.predictors import neural
 from foretrain.predictors import scaledl as package
 from foretrain.predictors.checks import check_predictor, on_two_devices
@@ -24,6 +25,7 @@ from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.deletepop.calibration import Calibration
 from foretrain.predictors.scaledl.correction import Place, Region, apply, intervals, mixed
 from foretrain.predictors.scaledl.graph import (
+    DESIGN_COLUMNS,
     NODE_COLUMNS,
     NODES_AT_MOST,
     RUN_COLUMNS,
@@ -384,3 +386,36 @@ def test_without_the_extra_it_forecasts_and_says_what_learning_needs(
         ForetrainError, match=r"^scaledl: torch_geometric is not installed; install foretrain\[learn\]$"
     ):
         ScaleDLPredictor().fit(runs)
+
+
+# Design
+
+
+def test_a_design_is_over_what_the_played_step_says(folder: Path) -> None:
+    row = predictors.get("scaledl").design_row(job(folder))
+    step = DeletePopPredictor().step(job(folder))
+    assert tuple(row) == DESIGN_COLUMNS
+    assert row["device_time"] == pytest.approx(np.log(step.device_busy_s), abs=1e-4)
+    assert row["host_over_device"] == pytest.approx(np.log(step.host_issue_s / step.device_busy_s), abs=1e-4)
+    assert row["kernel_time"] == pytest.approx(np.log(step.device_busy_s / step.kernels), abs=1e-4)
+    assert row["devices"] == row["exposed communication"] == row["pipeline bubble"] == 0.0
+    many = predictors.get("scaledl").design_row(llama())
+    assert many["devices"] == 4.0
+    assert many["exposed communication"] > 0
+    assert many["pipeline bubble"] > 0
+
+
+def test_a_design_has_no_jobs_that_networks_cannot_learn_from(folder: Path) -> None:
+    with pytest.raises(UnsupportedJob, match="scaledl forecasts steps on GPUs"):
+        predictors.get("scaledl").design_row(job(folder, device="cpu"))
+
+
+def test_a_design_has_squares_and_products(folder: Path) -> None:
+    jobs = [job(folder, depth=depth, global_batch=batch) for depth in (1, 2, 4) for batch in (4, 64, 1024)]
+    found = job_candidates(cells_of_jobs(jobs), predictors.get("scaledl"), step_s=lambda _: 1.0)
+    varied = ("device_time", "host_over_device", "kernel_time")
+    assert {"1", *varied, "device_time * device_time", "device_time * kernel_time"} <= {
+        *found.candidates.names
+    }
+    generic = job_candidates(cells_of_jobs(jobs), DeletePopPredictor(), step_s=lambda _: 1.0)
+    assert not any("*" in name for name in generic.candidates.names)

@@ -56,6 +56,14 @@ def train(
     sketches: Annotated[
         int, typer.Option(min=20, help="Random networks to learn from; hypernetworks draw small ones.")
     ] = 400,
+    deepest: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Blocks of a random network at most (hypernetwork: 4, 3 of text; else 32).",
+            show_default=False,
+        ),
+    ] = None,
     zoo: Annotated[
         list[Path] | None,
         typer.Option(
@@ -84,7 +92,7 @@ def train(
         part = out.with_name(f"{out.name}.{kind}.part")
         with told_if_interrupted(functools.partial(_kept, part)), progress(f"{kind}: steps") as advance:
             networks[kind], facts[kind] = training.train(
-                _objective(objective, kind, sketches, zoo or [], seed),
+                _objective(objective, kind, sketches, deepest, zoo or [], seed),
                 steps=steps, seed=seed, checkpoint=part, progress=advance,
             )  # fmt: skip
         figures = {name: value for name, value in facts[kind].items() if isinstance(value, float)}
@@ -104,13 +112,14 @@ def _kept(part: Path) -> str:
     return "nothing is kept yet"
 
 
-def _objective(name: str, kind: str, sketches: int, zoo: list[Path], seed: int) -> Any:
+def _objective(name: str, kind: str, sketches: int, deepest: int | None, zoo: list[Path], seed: int) -> Any:
     from foretrain.job import read_runs
     from foretrain.predictors.predictddl.predictor import training_module
     from foretrain.predictors.predictddl.zoo import captured, sketched
 
     if name == _HYPERNETWORK:
-        return training_module("hypernetwork").Weights(_ANY_TYPES if kind == "any" else [kind], seed=seed)
-    graphs = sketched(kind, sketches)
+        types = _ANY_TYPES if kind == "any" else [kind]
+        return training_module("hypernetwork").Weights(types, deepest=deepest, seed=seed)
+    graphs = sketched(kind, sketches, deepest)
     graphs += captured(run for path in zoo for _, run in read_runs(path))
     return training_module("training").OVER_GRAPHS[name](graphs, seed=seed)

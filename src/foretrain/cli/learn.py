@@ -84,10 +84,10 @@ def learn(
 
 
 def _joined(names: str | None, folds: int, most: int) -> Predictor:
-    from foretrain.predictors.joined.members import LEARNING, read_names
+    from foretrain.predictors.joined.members import read_names
     from foretrain.predictors.joined.predictor import JoinedPredictor, Joining
 
-    wanted = LEARNING if names is None else read_names(names, "predictors")
+    wanted = Joining().predictors if names is None else read_names(names, "predictors")
     return JoinedPredictor(joining=Joining(predictors=wanted, folds=folds, most=most))
 
 

@@ -48,7 +48,8 @@ def job_candidates(
 ) -> JobCandidates:
     """Each job once, but for those that were measured; ``row`` has the features of a job as they are, where
     they are not what the predictor looks at, and ``step_s`` expects a step's time, or refuses: such a job is
-    left out, unless all are."""
+    left out, unless all are. Squares and products of the features are there where ``quadratic`` asks for them
+    or what the predictor looks at has them."""
     before = list(measured)
     seen = {key for job in before for key in _keys_of_measured(job)}
     wanted: list[tuple[Cell, Mapping[str, Any]]] = []
@@ -83,7 +84,8 @@ def job_candidates(
     shown = [label for _, label in chosen]
     nothing: list[Mapping[str, Any]] = [{}] * (len(kept) - len(chosen))
     make = row_candidates if row is None else plain_candidates
-    every = make([rows[number] for number in kept], paid, [*shown, *nothing], quadratic=quadratic)
+    bent = quadratic or (row is None and predictor.quadratic_design)
+    every = make([rows[number] for number in kept], paid, [*shown, *nothing], quadratic=bent)
     return JobCandidates(
         cells=[cell for cell, _ in chosen],
         candidates=every.take(range(len(chosen))),

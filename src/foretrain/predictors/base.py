@@ -91,6 +91,9 @@ class Predictor(ABC):
     """A frozen dataclass of what can be chosen for ``fit``, if anything can; each ``option`` in it is one of
     ``foretrain fit``."""
 
+    quadratic_design: ClassVar[bool] = False
+    """Whether squares and products of the figures in ``design_row`` belong to a design too."""
+
     home: ClassVar[frozenset[str]] = frozenset()
     """Names of the files of runs that what comes with foretrain has learned from: there it is scored with
     architecture families left out, elsewhere as it is."""

@@ -16,6 +16,9 @@ SHIPPED = f"{predictors.DEFAULT} as it comes"
 """The usual predictor without anything learned from the runs."""
 LEARNING = ("deletepop", "scaledl", "predictddl", "ray_models", "ernest", "cherrypick", "flops")
 """Those that forecast steps and learn from runs of trainings, the ones that know most by themselves first."""
+RESOURCES = "driple"
+"""It forecasts how busy device, memory and network are, and no step time, so it cannot be compared with the
+others: it has no part in who speaks for a job, and gives its figures beside whoever does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +103,10 @@ def read_names(text: str, field: str) -> tuple[str, ...]:
     """Names with commas between them, each of a predictor that can be joined."""
     names = tuple(word.strip() for word in text.split(",") if word.strip())
     for name in names:
-        if name not in LEARNING:
-            raise unknown(field, name, LEARNING)
-    if not names:
-        raise InputError(f"{field}: {text!r} names none; some of {', '.join(LEARNING)} are allowed")
+        if name not in (*LEARNING, RESOURCES):
+            raise unknown(field, name, (*LEARNING, RESOURCES))
+    if not set(names) - {RESOURCES}:
+        raise InputError(
+            f"{field}: {text!r} names none that forecasts steps; some of {', '.join(LEARNING)} are allowed"
+        )
     return names

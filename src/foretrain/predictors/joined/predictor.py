@@ -17,6 +17,8 @@ from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor, Report, Table, option
 from foretrain.predictors.blackbox import forecast_around
 from foretrain.predictors.conformal import factors
+from foretrain.predictors.driple.features import TARGETS
+from foretrain.predictors.driple.predictor import DriplePredictor
 from foretrain.predictors.evidence import Outcome, Record, Records, describe, shipped
 from foretrain.predictors.joined import relations
 from foretrain.predictors.joined.choosing import (
@@ -30,7 +32,8 @@ from foretrain.predictors.joined.choosing import (
     errors_of,
     key_of,
 )
-from foretrain.predictors.joined.members import LEARNING, SHIPPED, Members, read_names
+from foretrain.predictors.joined.figures import learn_figures, with_figures
+from foretrain.predictors.joined.members import LEARNING, RESOURCES, SHIPPED, Members, read_names
 from foretrain.predictors.joined.relations import Known, Relation, device_of
 from foretrain.predictors.joined.trying import STEP, try_out
 from foretrain.predictors.ray_models.scaling import spread_of_misses
@@ -50,8 +53,9 @@ class Joining:
     """What is joined, and how it is tried."""
 
     predictors: tuple[str, ...] = option(
-        LEARNING, "The predictors that are joined, with commas.", parse=read_names, metavar="NAMES"
-    )
+        (*LEARNING, RESOURCES), "The predictors that are joined, with commas.",
+        parse=read_names, metavar="NAMES",
+    )  # fmt: skip
     folds: int = option(4, "Parts of the runs that are left out in turn.", least=2)
     most: int = option(240, "Runs that are left out at most, evenly from first to last.", least=_FEWEST)
 
@@ -66,7 +70,7 @@ class JoinedPredictor(Predictor):
 
     name: ClassVar[str] = "joined"
     scored_by: ClassVar[tuple[str, ...]] = ("random",)
-    quantities: ClassVar[frozenset[str]] = ALL_QUANTITIES
+    quantities: ClassVar[frozenset[str]] = ALL_QUANTITIES | frozenset(TARGETS)
     learns: ClassVar[bool] = True
     settings: ClassVar[type[Any] | None] = Joining
 
@@ -78,6 +82,8 @@ class JoinedPredictor(Predictor):
         self.ways_: dict[Relation, Way] = {}
         self.missed_: Array = np.zeros(0)
         self.held_: Mapping[str, float] = {}
+        self.figures_: DriplePredictor | None = None
+        self._told_of_figures: Report = ()
         self._families: frozenset[str] = frozenset()
         self._devices: frozenset[str] = frozenset()
 
@@ -94,7 +100,8 @@ class JoinedPredictor(Predictor):
         )
         if not timed:
             raise InputError(f"runs: none has a {STEP}, which predictors are compared by")
-        names = self.joining.predictors if len(timed) >= _FEWEST else self.joining.predictors[:1]
+        steps = tuple(name for name in self.joining.predictors if name != RESOURCES)
+        names = steps if len(timed) >= _FEWEST else steps[:1]
         some = timed[:: -(-len(timed) // self.joining.most)]
         tried = relations.parts(some, self.joining.folds) if len(timed) >= _FEWEST else []
         total, done = (len(tried) + 1) * len(names), 0
@@ -118,6 +125,9 @@ class JoinedPredictor(Predictor):
         self.known_ = Known.of([run.job for run in timed])
         self.ways_, self.missed_ = chosen_ways(self.tried_)
         self.records_ = self._records(some, held)
+        self.figures_, self._told_of_figures = None, ()
+        if RESOURCES in self.joining.predictors:
+            self.figures_, self._told_of_figures = learn_figures(given, self._families, self._devices)
         return self
 
     def _records(self, runs: Sequence[Run], held: Array) -> Records | None:
@@ -161,6 +171,7 @@ class JoinedPredictor(Predictor):
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.members_, self.known_, self.tried_ = None, None, None
         self.ways_, self.missed_, self.held_ = {}, np.zeros(0), {}
+        self.figures_, self._told_of_figures = None, ()
         self._families |= families
         self._devices |= devices
         return self
@@ -168,6 +179,11 @@ class JoinedPredictor(Predictor):
     # Forecasting
 
     def predict(self, job: Job) -> Forecast:
+        forecast = self._of_step(job)
+        return forecast if self.figures_ is None else with_figures(forecast, self.figures_)
+
+    def _of_step(self, job: Job) -> Forecast:
+        """The forecast of whoever speaks for a job."""
         if self.members_ is None or self.known_ is None or self.tried_ is None:
             raise UnsupportedJob("joined: has learned from no runs yet; fit it first")
         relation, device = self.known_.relation(job), device_of(job)
@@ -272,7 +288,8 @@ class JoinedPredictor(Predictor):
     def report(self, progress: Any = lambda done, total: None) -> Report:
         """By kind of job: who forecasts it, and how well on left-out runs, beside the best one alone."""
         if self.tried_ is None or not len(self.tried_):
-            return [f"fewer than {_FEWEST} runs, or repeats alone: none was left out, so nothing was chosen"]
+            nothing = f"fewer than {_FEWEST} runs, or repeats alone: none was left out, so nothing was chosen"
+            return [nothing, *self._told_of_figures]
         best = self.tried_.missed("best")
         rows = []
         for relation, device in self._kinds():
@@ -288,15 +305,18 @@ class JoinedPredictor(Predictor):
         headings = ("kind of job", "device", "left out", "best one", "its mean error", "used", "mean error")
         refused = {} if self.members_ is None else self.members_.refused
         told = [f"not joined: {name}: {why}" for name, why in refused.items()]
-        return [Table(headings=headings, rows=tuple(rows)), *told]
+        return [Table(headings=headings, rows=tuple(rows)), *told, *self._told_of_figures]
 
     # Keeping
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
         if self.members_ is None or self.known_ is None or self.tried_ is None:
             raise InputError("joined: has learned from no runs yet, so there is nothing to save")
+        if self.figures_ is not None:
+            self.figures_.save(folder / "members" / RESOURCES)
         return {
             "joining": dataclasses.asdict(self.joining),
+            "figures": self.figures_ is not None,
             "members": self.members_.save(folder / "members"),
             "known": self.known_.to_dict(),
             "tried": self.tried_.to_dict(),
@@ -319,6 +339,8 @@ class JoinedPredictor(Predictor):
         made.members_ = Members.load(
             folder / "members", document["members"], names, made._families, made._devices
         )
+        if document.get("figures"):
+            made.figures_ = DriplePredictor.load(folder / "members" / RESOURCES)
         made.ways_, made.held_ = dict(document["ways"]), document["held"]
         made.missed_ = np.array(document["missed"], dtype=np.float64)
         return made

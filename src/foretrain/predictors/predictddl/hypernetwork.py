@@ -29,22 +29,26 @@ frequent ones and all others, no more than the rows of a tile, which is repeated
 _SIDES = {"cifar10": 8, "tiny-imagenet": 8, "imagenet": 16}
 """Of the digits that stand for a type's images: small ones keep training to minutes."""
 TYPES = (*_SIDES, "text")
+_DEEPEST, _DEEPEST_TEXT = 4, 3
+"""Blocks of an image network and layers of a language model at most, where nothing else is asked for."""
 
 
 class _Task:
     """Small networks of a dataset type, and the data that they are judged by."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, deepest: int | None) -> None:
         self.inputs, self.labels = _text() if kind == "text" else _digits(_SIDES[kind])
         self.test = torch.arange(len(self.labels)) % 5 == 0
         self.inside = torch.nonzero(~self.test)[:, 0]
         if kind == "text":
+            layers = deepest or _DEEPEST_TEXT
             drawn = [
-                text_sketch(one, tokens=_TOKENS, widest=64, deepest=3, classes=_CHARACTERS)
+                text_sketch(one, tokens=_TOKENS, widest=64, deepest=layers, classes=_CHARACTERS)
                 for one in range(_SKETCHES)
             ]
         else:
-            drawn = [sketch(one, side=_SIDES[kind], widest=32, deepest=4) for one in range(_SKETCHES)]
+            blocks = deepest or _DEEPEST
+            drawn = [sketch(one, side=_SIDES[kind], widest=32, deepest=blocks) for one in range(_SKETCHES)]
         self.known, self.unseen = drawn[:-_UNSEEN], drawn[-_UNSEEN:]
 
 
@@ -56,11 +60,11 @@ class Weights(Objective):
     name: ClassVar[str] = "hypernetwork"
     rate: float = 2e-3
 
-    def __init__(self, kinds: Sequence[str], *, seed: int = 0) -> None:
+    def __init__(self, kinds: Sequence[str], *, deepest: int | None = None, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.decoder = nn.Sequential(nn.Linear(SIZE, 64), nn.ReLU(), nn.Linear(64, TILE * TILE * 9))
-        self.tasks = {kind: _Task(kind) for kind in kinds}
-        self.data = " and ".join(kinds)
+        self.tasks = {kind: _Task(kind, deepest) for kind in kinds}
+        self.data = " and ".join(kinds) + ("" if deepest is None else f", up to {deepest} blocks")
 
     def loss(self, network: HyperNetwork, draw: random.Random) -> Tensor:
         task = self.tasks[draw.choice(list(self.tasks))]

@@ -364,6 +364,8 @@ def choose(
     fold_of, types = _folds(problem, folds), np.array(problem.types)
     held_out = {name: np.full(len(types), np.nan) for name in candidates}
     for fold in np.unique(fold_of):
+        if (fold_of == fold).all():  # repeats of one step alone: nothing would be learned from
+            continue
         base = problem.based(problem.baselines(fold_of != fold))
         for kind in dict.fromkeys(problem.types):
             inside, outside = (fold_of != fold) & (types == kind), (fold_of == fold) & (types == kind)

@@ -11,19 +11,20 @@ from foretrain.predictors.predictddl.primitives import Primitives, primitives
 from foretrain.predictors.predictddl.random import sketch, text_sketch
 
 _SIDES = {"cifar10": (32,), "tiny-imagenet": (64,), "imagenet": (128, 192, 224, 288)}
-_DEEPEST = (4, 8, 12, 16, 24, 32)
-"""Blocks of a sketch at most, in turn."""
+_DEEPEST = 32
+_DEPTHS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
+"""Blocks of a sketch at most: these parts of the deepest, in turn."""
 MOST_NODES = 400
 """Captured models of more are left out: a batch takes as many steps as its deepest graph."""
 
 
-def sketched(kind: str, count: int) -> list[Primitives]:
+def sketched(kind: str, count: int, deepest: int | None = None) -> list[Primitives]:
     """So many sketches for a dataset type; for any other name of all types in turn."""
-    return [_sketch(kind, seed) for seed in range(count)]
+    return [_sketch(kind, seed, deepest or _DEEPEST) for seed in range(count)]
 
 
-def _sketch(kind: str, seed: int) -> Primitives:
-    deepest = _DEEPEST[seed % len(_DEEPEST)]
+def _sketch(kind: str, seed: int, most: int) -> Primitives:
+    deepest = max(1, round(most * _DEPTHS[seed % len(_DEPTHS)]))
     if kind == "text" or (kind not in _SIDES and seed % 3 == 0):
         return text_sketch(seed, deepest=deepest).primitives()
     sides = _SIDES.get(kind)

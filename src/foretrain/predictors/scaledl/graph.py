@@ -51,6 +51,11 @@ TIME_COLUMNS = (
 )  # fmt: skip
 """What the engine says: times as logarithms, parts as shares."""
 RUN_COLUMNS = (*TIME_COLUMNS, *PLAN_COLUMNS)
+DESIGN_COLUMNS = (
+    "device_time", "host_over_device", "kernel_time", "devices", "exposed communication", "pipeline bubble",
+)  # fmt: skip
+"""Those of a run that say most of what the engine may miss: in these, their squares and their products, a
+design spreads the runs that networks learn from."""
 _SHARDS = ("none", "zero1", "zero2", "zero3")
 _RECOMPUTED = {"none": 0.0, "selective": 0.5, "operators": 0.5}
 _LEAST_S = 1e-9
@@ -374,6 +379,11 @@ def _sent(graph: OpGraph) -> Column:
 
 
 # The run as a whole
+
+
+def design_figures(graph: LayerGraph) -> dict[str, float]:
+    """What ``DESIGN_COLUMNS`` names of a run."""
+    return {name: float(graph.run[RUN_COLUMNS.index(name)]) for name in DESIGN_COLUMNS}
 
 
 def _run_columns(step: Step, replicas_s: float, stages_s: float) -> list[float]:

@@ -23,7 +23,13 @@ from foretrain.predictors.base import Benefit, nothing_to_learn, take_runs
 from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, DeletePopPredictor
 from foretrain.predictors.neural import NeuralPredictor, neural_module
 from foretrain.predictors.scaledl.correction import WORDS, Correction, Place, read_correction
-from foretrain.predictors.scaledl.graph import NODE_COLUMNS, RUN_COLUMNS, LayerGraph, layer_graph
+from foretrain.predictors.scaledl.graph import (
+    NODE_COLUMNS,
+    RUN_COLUMNS,
+    LayerGraph,
+    design_figures,
+    layer_graph,
+)
 from foretrain.predictors.whitebox import WhiteBoxPredictor
 from foretrain.step.assembly import QUANTITIES, Spread
 from foretrain.step.play import Step
@@ -51,6 +57,7 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     shipped: ClassVar[Path] = Path(__file__).parent / "fitted"
     gap_s: ClassVar[float] = KERNEL_GAP_S
+    quadratic_design: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -89,6 +96,11 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
         """A CPU is host and device in one: no run of one was learned from."""
         if any(group.device.is_cpu for group in job.cluster.groups):
             raise UnsupportedJob("cluster.device: cpu; scaledl forecasts steps on GPUs")
+
+    def design_row(self, job: Job) -> Mapping[str, float]:
+        """What the played step says of host, device and network, and the number of devices."""
+        self.check(job)
+        return design_figures(layer_graph(self.step(job)))
 
     def correction(self, step: Step) -> tuple[float, tuple[str, ...]]:
         """The factor on the played step time, and what to say of it."""
