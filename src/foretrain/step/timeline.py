@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from foretrain.graph import OpGraph
+from foretrain.job import Job
 from foretrain.step.partition import Block, Index
 from foretrain.step.passes import Pass, backward_pass, forward_pass, optimizer_pass
 from foretrain.step.pipeline import TAIL
@@ -269,7 +270,23 @@ def _stretches(step: Step) -> tuple[list[Stretch], list[Stretch]]:
     if more_s:
         work.append((cut - first, cut - first + more_s, again["compute"]))
         moves.append((cut - first, cut - first + more_s, again["network"]))
-    return work, moves
+    turn = _turn(step.layout.job)
+    return work, [_middle(move, turn) for move in moves]
+
+
+def _turn(job: Job) -> float:
+    """The share of an exchange in which the link of a worker is busy: servers on a network of their own serve
+    workers one after another. What workers of one machine exchange goes over one link, which is busy for all
+    of them."""
+    if not job.plan.servers or not job.over_network:
+        return 1.0
+    return min(1.0, job.plan.servers / job.cluster.world_size)
+
+
+def _middle(stretch: Stretch, share: float) -> Stretch:
+    start, end, seconds = stretch
+    cut = (1.0 - share) * (end - start) / 2
+    return start + cut, end - cut, seconds
 
 
 def _begun_s(slot: Slot) -> float:
