@@ -8,15 +8,20 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import foretrain
 from foretrain.errors import InputError
+from foretrain.plan import Plan
+from foretrain.planner.abilities import TARGETS
 from foretrain.planner.clusters import Wanted
 from foretrain.planner.goal import Goal
 from foretrain.planner.outcome import Nothing, Option
-from foretrain.planner.planning import Effort, remedies
+from foretrain.planner.planning import Effort, remedies, space_on
+from foretrain.planner.search import search
 from foretrain.predictors import get
-from planning import LLAMA, MIXTRAL, job, planned, space
+from planning import LLAMA, MIXTRAL, ByTheBook, job, planned, space
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
 
@@ -36,6 +41,51 @@ def test_the_first_plan_is_the_fastest_of_all() -> None:
     assert [option.step_time_s.median for option in plans] == pytest.approx(fastest[: len(plans)])
     assert plans.considered == len(everything)
     assert plans.costed < plans.considered
+
+
+@given(
+    target=st.sampled_from(["fsdp2", "accelerate", "torchtitan"]),
+    devices=st.sampled_from([1, 2, 8, 16]),
+    samples=st.integers(1, 400),
+    host_s=st.floats(0.001, 1.0),
+    room=st.floats(2.0, 500.0),
+)
+def test_a_search_finds_what_trying_everything_finds(
+    target: str, devices: int, samples: int, host_s: float, room: float
+) -> None:
+    """Whatever the batch: nothing is faster, least of all the plan that predict takes where none is given."""
+    predictor = ByTheBook(host_s=host_s, sample_s=0.01, room=room)
+    made = job(devices=devices, global_batch=devices * samples)
+    found = space_on(made.cluster, made, TARGETS[target], {"pipeline": (1,)} if target == "torchtitan" else {})
+    searched, everything = (
+        search(predictor, [found], risk=0.1, exhaustive=exhaustive).clusters[0].best
+        for exhaustive in (False, True)
+    )
+    assert [one.time_s for one in searched[:1]] == [one.time_s for one in everything[:1]]
+    plain = predictor.predict(dataclasses.replace(made, plan=Plan(data=devices)))
+    if (plain.out_of_memory_chance or 0.0) <= 0.1 and (devices == 1 or "none" in TARGETS[target].shards):
+        assert searched[0].time_s <= plain["step_time_s"].median
+
+
+def test_a_search_starts_at_all_that_usually_does_well() -> None:
+    """In one process as in several: the cuts that it begins with are tried one after the other."""
+    predictor = ByTheBook(host_s=0.1, sample_s=0.01, room=1e3)
+    found = search(predictor, [space("fsdp2", global_batch=960)], risk=0.1)
+    (one,) = found.clusters
+    assert len(one.cuts) > 16
+    assert set(one.first) <= set(one.tried)
+
+
+@pytest.mark.parametrize(("batch", "micro"), [(1000, 125), (200, 25)])
+def test_a_batch_that_is_no_power_of_two_is_planned_without_accumulation(batch: int, micro: int) -> None:
+    plans = foretrain.plan(
+        "resnet18", device="h100", batch=batch, image=32, counts=[8], predictor="roofline", cached=False
+    )
+    assert plans.best is not None
+    assert plans.best.plan.micro_batch == micro
+    steps = [step for step in plans.around if step.axis == "micro_batch"]
+    assert steps
+    assert all(step.slower is not None for step in steps)
 
 
 def test_nothing_is_ranked_that_may_not_fit() -> None:

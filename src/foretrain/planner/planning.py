@@ -245,7 +245,7 @@ def nothing_on(one: OnCluster) -> Nothing:
     cluster = one.space.job.cluster
     if one.best and one.unlaunchable:
         return Nothing(job=one.space.job, need=None, leanest=None, why=one.unlaunchable)
-    if not one.tried:
+    if one.cuts and not one.tried:
         why = "time was up before a plan was looked at"
         return Nothing(job=one.space.job, need=None, leanest=None, why=why)
     if one.least is None:

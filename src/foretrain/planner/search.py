@@ -16,7 +16,7 @@ from foretrain.errors import CaptureError
 from foretrain.fanout import Crew
 from foretrain.plan import Plan
 from foretrain.planner.rating import Rated, Rating, order, rate_cut
-from foretrain.planner.space import Cut, Space, neighbours
+from foretrain.planner.space import Cut, Space
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.portable import Portable
 from foretrain.progress import tell
@@ -57,6 +57,13 @@ class OnCluster:
     """What its framework has no word for in a plan that was found."""
     cuts: dict[Cut, list[Cut]] = field(default_factory=dict)
     """All that there are, each with those next to it."""
+    first: Sequence[Cut] = ()
+    """Those that are tried before the others."""
+
+    @classmethod
+    def of(cls, space: Space) -> OnCluster:
+        cuts = space.neighbours()
+        return cls(space=space, cuts=cuts, first=space.first(list(cuts)) if cuts else ())
 
     @property
     def limit_s(self) -> float:
@@ -135,7 +142,7 @@ def search(
     listener: Listener = lambda found: None,
 ) -> Found:
     """The fastest plans of each cluster whose chance of running out of memory may be at most ``risk``."""
-    found = Found(clusters=[OnCluster(space=space, cuts=neighbours(space.cuts())) for space in spaces])
+    found = Found(clusters=[OnCluster.of(space) for space in spaces])
     began_s = time.monotonic()
 
     def time_is_up() -> bool:
@@ -173,7 +180,7 @@ def _with_contexts(found: Found) -> bool:
     """Ranks that share a sequence, also a short one, on clusters where nothing fits."""
     for one in found.clusters:
         if not one.best and not one.hopeless:
-            one.cuts = neighbours(one.space.cuts(contexts=True))
+            one.cuts = one.space.neighbours(contexts=True)
     return any(cut not in one.tried for one in found.clusters for cut in one.cuts if not one.best)
 
 
@@ -231,7 +238,7 @@ def _promising(one: OnCluster, *, exhaustive: bool) -> Iterator[tuple[Cut, float
     left = one.cuts.keys() - one.tried.keys()
     if not left or one.hopeless:
         return
-    first = [cut for cut in one.space.first(list(one.cuts)) if cut in left] if not one.tried else ()
+    first = [cut for cut in one.first if cut in left and not _surely_too_large(one, cut)]
     if first:
         yield from ((cut, 0.0) for cut in first)
     elif not one.best:
@@ -247,3 +254,11 @@ def _promising(one: OnCluster, *, exhaustive: bool) -> Iterator[tuple[Cut, float
             elif one.too_large.get(cut, math.inf) < best.least_s:
                 leaner = [other for other in one.cuts[cut] if other in left and other.is_leaner_than(cut)]
                 yield from ((other, one.too_large[cut] / best.least_s) for other in leaner)
+
+
+def _surely_too_large(one: OnCluster, cut: Cut) -> bool:
+    """Whether nothing fits of the same layers with a smaller micro-batch."""
+    return any(
+        dataclasses.replace(other, micro_batch=cut.micro_batch) == cut and other.micro_batch < cut.micro_batch
+        for other in one.needs
+    )
