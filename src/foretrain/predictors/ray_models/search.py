@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -117,13 +118,14 @@ def try_recipes(shared: tuple[Table, Array], recipes: Sequence[Recipe]) -> list[
         return []
     wanted = tuple(mean for mean in MEANS if any(recipe.mean == mean for recipe in able))
     sides = (parts_inside(table), [part for _, part in parts_beyond(table)])
-    count, total, misses = 0, sum(map(len, sides)), []
-    for parts in sides:
-        misses.append([])
-        for part in parts:
-            tell(f"{able[0].label}{' and others' if len(able) > 1 else ''} with runs left out", count, total)
-            misses[-1].append(misses_of(able, wanted, table, times_s, part))
-            count += 1
+    what = f"{able[0].label}{' and others' if len(able) > 1 else ''} with runs left out"
+    count, total = itertools.count(), sum(map(len, sides))
+
+    def missed(part: Part) -> Array:
+        tell(what, next(count), total)
+        return misses_of(able, wanted, table, times_s, part)
+
+    misses = [[missed(part) for part in parts] for parts in sides]
     joined = [np.concatenate(parts, axis=1) if parts else np.zeros((len(able), 0)) for parts in misses]
     return [Trial(recipe=recipe, inside=joined[0][i], beyond=joined[1][i]) for i, recipe in enumerate(able)]
 
