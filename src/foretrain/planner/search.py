@@ -238,12 +238,13 @@ def _promising(one: OnCluster, *, exhaustive: bool) -> Iterator[tuple[Cut, float
     left = one.cuts.keys() - one.tried.keys()
     if not left or one.hopeless:
         return
-    first = [cut for cut in one.first if cut in left and not _surely_too_large(one, cut)]
+    too_large = _too_large(one)
+    first = [cut for cut in one.first if cut in left and not too_large(cut)]
     if first:
         yield from ((cut, 0.0) for cut in first)
     elif not one.best:
         for cut, need in one.needs.items():
-            yield from ((other, need) for other in one.cuts[cut] if other in left)
+            yield from ((other, need) for other in one.cuts[cut] if other in left and not too_large(other))
     elif exhaustive or len(one.cuts) <= _FEW_CUTS:
         yield from ((cut, 1.0) for cut in left)
     else:
@@ -256,9 +257,11 @@ def _promising(one: OnCluster, *, exhaustive: bool) -> Iterator[tuple[Cut, float
                 yield from ((other, one.too_large[cut] / best.least_s) for other in leaner)
 
 
-def _surely_too_large(one: OnCluster, cut: Cut) -> bool:
+def _too_large(one: OnCluster) -> Callable[[Cut], bool]:
     """Whether nothing fits of the same layers with a smaller micro-batch."""
-    return any(
-        dataclasses.replace(other, micro_batch=cut.micro_batch) == cut and other.micro_batch < cut.micro_batch
-        for other in one.needs
-    )
+    smallest: dict[Cut, int] = {}
+    for cut, need in one.needs.items():
+        if need < math.inf:
+            layers = dataclasses.replace(cut, micro_batch=1)
+            smallest[layers] = min(cut.micro_batch, smallest.get(layers, cut.micro_batch))
+    return lambda cut: smallest.get(dataclasses.replace(cut, micro_batch=1), math.inf) < cut.micro_batch

@@ -15,7 +15,7 @@ from foretrain.cluster import Group
 from foretrain.errors import InputError, first_line, unknown
 from foretrain.job import Job
 from foretrain.placing import group_sizes
-from foretrain.plan import Plan, Schedule, Shard, divisors
+from foretrain.plan import Plan, Schedule, Shard
 from foretrain.planner.abilities import Ability, Degree
 from foretrain.planner.facts import Facts
 
@@ -177,8 +177,8 @@ class Space:
                 yield expert, width
 
     def _micro_batches(self, layers: Cut) -> set[int]:
-        """Sizes of micro-batches that replicas of layers so cut deal their samples out to: those that are held,
-        else all that divide them up to a size, and all samples at once where there is no pipeline."""
+        """Sizes of micro-batches that replicas of layers so cut deal their samples out to: those that are
+        held, else all that divide them up to a size, and all samples at once where there is no pipeline."""
         most = min(_MOST_SAMPLES, max(1, _MOST_TOKENS // (self.facts.sequence or 1)))
         found: set[int] = set()
         for pipeline, data, samples in self._replicas(layers):
@@ -193,8 +193,8 @@ class Space:
         return found
 
     def _replicas(self, cut: Cut) -> Iterator[tuple[int, int, int]]:
-        """Stages of a pipeline that a cut may have, with how many replicas there are then and how many samples
-        of a batch each of them has."""
+        """Stages of a pipeline that a cut may have, with how many replicas there are then and how many
+        samples of a batch each of them has."""
         world, batch = self.job.cluster.world_size, self.job.workload.training.global_batch
         for pipeline in self._pipelines(cut):
             data = world // (cut.tensor * cut.context * pipeline)
@@ -413,8 +413,8 @@ def neighbours(
     cuts: Sequence[Cut], samples: Callable[[Cut], Collection[int]] = lambda cut: ()
 ) -> dict[Cut, list[Cut]]:
     """Of each cut those that are one step away: one of their sizes is the next larger or smaller one that
-    there is, or twice or half as large. With the ``samples`` that replicas of a cut may have, a micro-batch is
-    next to another of those that divide the same number of samples.
+    there is, or twice or half as large. With the ``samples`` that replicas of a cut may have, a micro-batch
+    is next to another of those that divide the same number of samples.
 
     >>> [one.tensor for one in neighbours([Cut(tensor=n) for n in (1, 2, 8)])[Cut(tensor=2)]]
     [1, 8]
