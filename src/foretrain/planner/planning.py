@@ -30,7 +30,7 @@ from foretrain.planner.rating import order
 from foretrain.planner.search import Found, Listener, OnCluster, search
 from foretrain.planner.space import LONG_SEQUENCE, Space
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.fitting_changes import with_remedies
+from foretrain.predictors.fitting_changes import Remedy, with_remedies
 from foretrain.predictors.whitebox import RatingPredictor
 from foretrain.progress import tell
 from foretrain.step.partition import layers_of_chunks
@@ -312,5 +312,17 @@ def remedies(predictor: Predictor, plans: Plans) -> Iterator[str]:
     except ForetrainError:
         return
     for remedy in forecast.remedies or ():
-        devices = " + ".join(f"{group.world_size} x {group.device.name}" for group in one.cluster.groups)
-        yield f"{remedy.change} on {devices}"
+        yield _on_its_devices(remedy, one.cluster)
+
+
+def _on_its_devices(remedy: Remedy, cluster: Cluster) -> str:
+    """A change in words, with the devices that it is for: those of a cluster, or others in their place."""
+    own = " + ".join(f"{group.world_size} x {group.device.name}" for group in cluster.groups)
+    fields = {name: remedy.fields.get(f"cluster.{name}") for name in ("device", "devices_per_node", "nodes")}
+    if not any(fields.values()):
+        return f"{remedy.change} on {own}"
+    device = fields["device"] or cluster.device.name
+    count = (fields["devices_per_node"] or 0) * (fields["nodes"] or 0) or cluster.world_size
+    moved = (f"device {device}", f"{count} devices")
+    rest = ", ".join(words for words in remedy.change.split(", ") if words not in moved)
+    return f"{rest}{' on ' if rest else ''}{count} x {device} instead of {own}"
