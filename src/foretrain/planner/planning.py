@@ -39,6 +39,8 @@ EXPANDABLE = "expandable_segments:True"
 """The allocator's setting that plans are made for and launch files have."""
 _PER_CLUSTER = 3
 """Options of one cluster that are shown."""
+_SHOWN_DIGITS = 3
+"""Of a time."""
 _DOUBTFUL = 4
 """Plans of a cluster, of those that may turn out to fit, that are forecast whole."""
 _UNSAID_PRECISION = "precision fp32"
@@ -234,10 +236,14 @@ def fits(forecast: Forecast, goal: Goal) -> bool:
     return chance is None or (chance <= 1.0 - goal.fits and forecast.memory_short_of is None)
 
 
-def _order(option: Option) -> tuple[float, float, float, int]:
+def _order(option: Option) -> tuple[float, float, float, float, int]:
     """What keeps within the goal comes first, the best by the objective before the others; of what does not,
-    what comes nearest to it."""
-    return option.excess, option.value, option.time_s.median, option.devices
+    what comes nearest to it. Of those that are as fast in the figures that are shown, the cheaper one."""
+    value, cost = option.value, math.inf
+    if option.goal.objective == "time":
+        value = float(f"{value:.{_SHOWN_DIGITS}g}")
+        cost = math.inf if option.cost is None else option.cost.median
+    return option.excess, value, cost, option.time_s.median, option.devices
 
 
 def nothing_on(one: OnCluster) -> Nothing:

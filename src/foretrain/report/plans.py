@@ -179,7 +179,9 @@ def reasons(plans: Plans) -> Iterator[str]:
 
 def _between_clusters(one: Option, other: Option) -> str:
     time = other.time_s.median / one.time_s.median - 1.0
-    words = f"{cluster_words(other.job)} takes {abs(time):.0%} {'more' if time > 0 else 'less'} time"
+    share = f"{abs(time):.0%}"
+    taken = "as long" if share == "0%" else f"{share} {'more' if time > 0 else 'less'} time"
+    words = f"{cluster_words(other.job)} takes {taken}"
     if one.cost is None or other.cost is None:
         return words
     cost = other.cost.median / one.cost.median - 1.0
