@@ -18,9 +18,10 @@ from foretrain.planner.abilities import TARGETS
 from foretrain.planner.clusters import Wanted
 from foretrain.planner.goal import Goal
 from foretrain.planner.outcome import Nothing, Option
-from foretrain.planner.planning import Effort, remedies, space_on
+from foretrain.planner.planning import Effort, make_plans, remedies, space_on
 from foretrain.planner.search import search
 from foretrain.predictors import get
+from foretrain.report.plans import _between_clusters, search_lines
 from planning import LLAMA, MIXTRAL, ByTheBook, job, planned, space
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
@@ -168,6 +169,24 @@ def test_a_deadline_asks_for_the_cheapest_in_time() -> None:
     assert hurried.best in (within[0] if within else None, None)
 
 
+def test_of_plans_as_fast_the_cheaper_comes_first() -> None:
+    """A step that waits for the host takes as long on either device."""
+    predictor = ByTheBook(host_s=0.1, sample_s=0.001, room=1e3)
+    plans = make_plans(
+        job(devices=1, global_batch=1, steps=10), predictor, goal=Goal(),
+        wanted=Wanted(kinds=("h100", "a100"), counts=(1,)), target="fsdp2", effort=Effort(cached=False),
+    )  # fmt: skip
+    first, second = plans[0], plans[1]
+    assert first.step_time_s.median == pytest.approx(second.step_time_s.median)
+    assert first.job.cluster != second.job.cluster
+    assert first.cost is not None
+    assert second.cost is not None
+    assert first.cost.median < second.cost.median
+    reason = _between_clusters(first, second)
+    assert " takes as long and costs " in reason
+    assert reason.endswith(" more")
+
+
 def test_a_budget_that_nothing_keeps_leaves_no_best() -> None:
     plans = planned(job(devices=8, steps=1000), goal=Goal(budget=1e-6))
     assert plans.best is None
@@ -221,7 +240,38 @@ def test_a_cluster_without_a_plan_says_why() -> None:
     alone = planned(made, wanted=Wanted(counts=(1,)))
     assert alone.best is None
     assert not len(alone)
-    assert any("devices" in line or "device " in line for line in remedies(get("roofline"), alone))
+    lines = list(remedies(get("roofline"), alone))
+    assert lines
+    for line in lines:
+        assert line.endswith("1 x h100-sxm-80gb")
+        assert line.count("1 x h100-sxm-80gb") == 1
+    elsewhere = [line for line in lines if " instead of " in line]
+    assert elsewhere
+    assert not any(" on 1 x h100" in line or "devices" in line for line in elsewhere)
+
+
+@pytest.mark.parametrize(("room", "batch"), [(500.0, 320), (1.0, 96), (0.1, 96)])
+def test_the_numbers_of_plans_add_up(room: float, batch: int) -> None:
+    predictor = ByTheBook(host_s=0.1, sample_s=0.01, room=room)
+    made = job(devices=8, global_batch=batch)
+    plans = make_plans(
+        made, predictor, goal=Goal(), wanted=Wanted(), target="fsdp2", effort=Effort(cached=False)
+    )
+    (line,) = search_lines(plans)
+    whole, _, parts = line.partition(": ")
+    counted = [int(part.split()[0].replace(",", "")) for part in parts.partition(";")[0].split(", ")]
+    assert sum(counted) == int(whole.split()[0].replace(",", "")) == plans.considered
+    assert plans.costed_too_large <= min(plans.too_large, plans.costed)
+
+
+def test_plans_that_are_too_large_are_counted_once() -> None:
+    large = {**LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 48}
+    plans = planned(job(large, devices=2, global_batch=8), "fsdp2")
+    assert not len(plans)
+    (line,) = search_lines(plans)
+    assert f"{plans.considered:,} plans in " in line
+    assert "others" not in line
+    assert plans.costed + plans.too_large - plans.costed_too_large + plans.impossible <= plans.considered
 
 
 def test_the_optimizer_goes_to_the_host_where_nothing_else_fits() -> None:

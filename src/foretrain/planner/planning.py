@@ -108,6 +108,8 @@ def make_plans(
         considered=found.considered,
         costed=found.costed,
         too_large=found.too_large,
+        costed_too_large=found.costed_too_large,
+        impossible=found.impossible,
         cuts_left=found.left,
         interrupted=found.interrupted,
         refused=found.refused,

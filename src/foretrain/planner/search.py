@@ -89,9 +89,13 @@ class Found:
 
     clusters: list[OnCluster]
     considered: int = 0
-    """Plans, ruled out by bounds or costed."""
+    """Plans: costed, too large by bounds, impossible, or ruled out by bounds as slower."""
     costed: int = 0
     too_large: int = 0
+    """Of them, by bounds or when they were costed."""
+    costed_too_large: int = 0
+    impossible: int = 0
+    """Not costed, as the model cannot be cut so."""
     refused: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     left: int = 0
@@ -214,6 +218,8 @@ def _rounds(
                 found.considered += rated.considered
                 found.costed += rated.costed
                 found.too_large += rated.too_large
+                found.costed_too_large += rated.costed_too_large
+                found.impossible += rated.impossible
                 found.refused.update(rated.refused)
             listener(found)
 

@@ -219,10 +219,18 @@ def nothing_lines(plans: Plans) -> Iterator[str]:
 def search_lines(plans: Plans) -> Iterator[str]:
     unseen = plans.cuts_left and not plans.interrupted
     left = f"; {plans.cuts_left} ways to cut the model promised nothing" if unseen else ""
-    yield (
-        f"{plans.considered:,} plans in {format_seconds(plans.seconds)}: {plans.costed:,} costed, "
-        f"{plans.too_large:,} too large, the others ruled out by bounds{left}"
+    by_bounds = plans.too_large - plans.costed_too_large
+    slower = plans.considered - plans.costed - by_bounds - plans.impossible
+    costed = f"{plans.costed:,} costed"
+    if plans.costed_too_large:
+        costed += f" ({plans.costed_too_large:,} of them too large)"
+    others = (
+        (by_bounds, "too large"),
+        (plans.impossible, "impossible for the model"),
+        (slower, "slower by bounds"),
     )
+    counts = [costed, *(f"{count:,} {what}" for count, what in others if count)]
+    yield f"{plans.considered:,} plans in {format_seconds(plans.seconds)}: {', '.join(counts)}{left}"
 
 
 # The front, drawn with characters
