@@ -73,6 +73,10 @@ def planned(made: Job, target: str = "megatron", **options: Any) -> Plans:
     )
 
 
+_STATES_BYTES = 4e9
+"""Of a rank, more than what any of these models keeps."""
+
+
 class ByTheBook(Predictor):
     """Forecasts by a formula, which traces nothing: every pass of a micro-batch waits for the host for some
     time, and devices hold so many samples at once."""
@@ -93,7 +97,7 @@ class ByTheBook(Predictor):
         recomputing = 1.3 if plan.recompute == "full" else 1.0
         pass_s = max(self.host_s * gathering, self.sample_s * per_device) * recomputing
         time_s = job.accumulation * (pass_s + 0.1 * self.host_s * (plan.tensor - 1))
-        held = per_device / self.room / recomputing * job.cluster.device.memory_bytes
+        held = _STATES_BYTES + per_device / self.room / recomputing * job.cluster.device.memory_bytes
         return Forecast(
             job=job,
             predictor=self.name,
