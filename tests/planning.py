@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar, Self
 
-from foretrain.job import Job
+from foretrain.estimate import Estimate
+from foretrain.forecast import Forecast
+from foretrain.job import Job, Run
 from foretrain.planner.abilities import TARGETS
 from foretrain.planner.clusters import Wanted
 from foretrain.planner.goal import Goal
@@ -12,6 +15,7 @@ from foretrain.planner.outcome import Plans
 from foretrain.planner.planning import Effort, make_plans, prepared, space_on
 from foretrain.planner.space import Space
 from foretrain.predictors import get
+from foretrain.predictors.base import Predictor
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
@@ -67,3 +71,38 @@ def planned(made: Job, target: str = "megatron", **options: Any) -> Plans:
     return make_plans(
         made, get("roofline"), goal=goal, wanted=wanted, target=target, effort=effort, **options
     )
+
+
+_STATES_BYTES = 4e9
+"""Of a rank, more than what any of these models keeps."""
+
+
+class ByTheBook(Predictor):
+    """Forecasts by a formula, which traces nothing: every pass of a micro-batch waits for the host for some
+    time, and devices hold so many samples at once."""
+
+    name: ClassVar[str] = "by the book"
+    quantities: ClassVar[frozenset[str]] = frozenset({"step_time_s", "peak_memory_bytes"})
+
+    def __init__(self, *, host_s: float, sample_s: float, room: float) -> None:
+        self.host_s, self.sample_s, self.room = host_s, sample_s, room
+
+    def fit(self, runs: Iterable[Run]) -> Self:
+        return self
+
+    def predict(self, job: Job) -> Forecast:
+        plan = job.plan
+        per_device = job.micro_batch / plan.tensor
+        gathering = 1.5 if plan.shard == "zero3" else 1.0
+        recomputing = 1.3 if plan.recompute == "full" else 1.0
+        pass_s = max(self.host_s * gathering, self.sample_s * per_device) * recomputing
+        time_s = job.accumulation * (pass_s + 0.1 * self.host_s * (plan.tensor - 1))
+        held = _STATES_BYTES + per_device / self.room / recomputing * job.cluster.device.memory_bytes
+        return Forecast(
+            job=job,
+            predictor=self.name,
+            quantities={
+                "step_time_s": Estimate(time_s, 0.9 * time_s, 1.1 * time_s),
+                "peak_memory_bytes": Estimate(held, 0.95 * held, 1.05 * held),
+            },
+        )

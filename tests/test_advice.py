@@ -101,11 +101,11 @@ def test_instances_are_filled_or_used_in_part() -> None:
 
 
 def test_instances_are_not_ignored_for_cpu_runs() -> None:
-    jobs, refused = advice.candidates(
-        advice.template(runs()), runs(), advice.Wishes(workers=(1,), instances=("g4dn.xlarge",))
-    )
-    assert not jobs
-    assert list(refused.values()) == ["cluster.device: 'cpu' is not what node 'g4dn.xlarge' has: t4"]
+    wishes = advice.Wishes(workers=(1, 2, 4), instances=("g4dn.xlarge",))
+    with pytest.raises(InputError) as refused:
+        advice.candidates(advice.template(runs()), runs(), wishes)
+    reason = "cluster.device: 'cpu' is not what node 'g4dn.xlarge' has: t4"
+    assert str(refused.value) == f"instances: no configuration is left: {reason}"
 
 
 def test_nodes_and_links_stay_those_of_the_runs() -> None:
@@ -213,6 +213,10 @@ def test_the_command_prints_the_configurations(tmp_path: Path, monkeypatch: pyte
     late = commands.run("advise", str(path), "--deadline", "1ms")
     assert late.exit_code == 1
     assert "no configuration meets the deadline" in late.stderr
+    other = commands.run("advise", str(path), "--deadline", "2h", "--instances", "g4dn.12xlarge")
+    assert other.exit_code == 2
+    assert "instances: no configuration is left" in other.stderr
+    assert "learn" not in other.stderr
     bad = commands.run("advise", str(path), "--deadline", "soon")
     assert bad.exit_code == 2
     assert "deadline: 'soon'" in bad.stderr

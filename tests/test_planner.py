@@ -8,15 +8,21 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import foretrain
 from foretrain.errors import InputError
+from foretrain.plan import Plan
+from foretrain.planner.abilities import TARGETS
 from foretrain.planner.clusters import Wanted
 from foretrain.planner.goal import Goal
 from foretrain.planner.outcome import Nothing, Option
-from foretrain.planner.planning import Effort, remedies
+from foretrain.planner.planning import Effort, make_plans, remedies, space_on
+from foretrain.planner.search import search
 from foretrain.predictors import get
-from planning import LLAMA, MIXTRAL, job, planned, space
+from foretrain.report.plans import _between_clusters, search_lines
+from planning import LLAMA, MIXTRAL, ByTheBook, job, planned, space
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
 
@@ -36,6 +42,52 @@ def test_the_first_plan_is_the_fastest_of_all() -> None:
     assert [option.step_time_s.median for option in plans] == pytest.approx(fastest[: len(plans)])
     assert plans.considered == len(everything)
     assert plans.costed < plans.considered
+
+
+@settings(max_examples=25)
+@given(
+    target=st.sampled_from(["fsdp2", "accelerate"]),
+    devices=st.sampled_from([2, 8]),
+    samples=st.integers(1, 400),
+    host_s=st.floats(0.001, 1.0),
+    room=st.floats(2.0, 500.0),
+)
+def test_a_search_finds_what_trying_everything_finds(
+    target: str, devices: int, samples: int, host_s: float, room: float
+) -> None:
+    """Whatever the batch: nothing is faster, least of all the plan that predict takes where none is given."""
+    predictor = ByTheBook(host_s=host_s, sample_s=0.01, room=room)
+    made = job(devices=devices, global_batch=devices * samples)
+    found = space_on(made.cluster, made, TARGETS[target], {})
+    searched, everything = (
+        search(predictor, [found], risk=0.1, exhaustive=exhaustive).clusters[0].best
+        for exhaustive in (False, True)
+    )
+    assert [one.time_s for one in searched[:1]] == [one.time_s for one in everything[:1]]
+    plain = predictor.predict(dataclasses.replace(made, plan=Plan(data=devices)))
+    if (plain.out_of_memory_chance or 0.0) <= 0.1:
+        assert searched[0].time_s <= plain["step_time_s"].median
+
+
+def test_a_search_starts_at_all_that_usually_does_well() -> None:
+    """In one process as in several: the cuts that it begins with are tried one after the other."""
+    predictor = ByTheBook(host_s=0.1, sample_s=0.01, room=1e3)
+    found = search(predictor, [space("fsdp2", global_batch=960)], risk=0.1)
+    (one,) = found.clusters
+    assert len(one.cuts) > 16
+    assert set(one.first) <= set(one.tried)
+
+
+@pytest.mark.parametrize(("batch", "micro"), [(1000, 125), (200, 25)])
+def test_a_batch_that_is_no_power_of_two_is_planned_without_accumulation(batch: int, micro: int) -> None:
+    plans = foretrain.plan(
+        "resnet18", device="h100", batch=batch, image=32, counts=[8], predictor="roofline", cached=False
+    )
+    assert plans.best is not None
+    assert plans.best.plan.micro_batch == micro
+    steps = [step for step in plans.around if step.axis == "micro_batch"]
+    assert steps
+    assert all(step.slower is not None for step in steps)
 
 
 def test_nothing_is_ranked_that_may_not_fit() -> None:
@@ -117,6 +169,24 @@ def test_a_deadline_asks_for_the_cheapest_in_time() -> None:
     assert hurried.best in (within[0] if within else None, None)
 
 
+def test_of_plans_as_fast_the_cheaper_comes_first() -> None:
+    """A step that waits for the host takes as long on either device."""
+    predictor = ByTheBook(host_s=0.1, sample_s=0.001, room=1e3)
+    plans = make_plans(
+        job(devices=1, global_batch=1, steps=10), predictor, goal=Goal(),
+        wanted=Wanted(kinds=("h100", "a100"), counts=(1,)), target="fsdp2", effort=Effort(cached=False),
+    )  # fmt: skip
+    first, second = plans[0], plans[1]
+    assert first.step_time_s.median == pytest.approx(second.step_time_s.median)
+    assert first.job.cluster != second.job.cluster
+    assert first.cost is not None
+    assert second.cost is not None
+    assert first.cost.median < second.cost.median
+    reason = _between_clusters(first, second)
+    assert " takes as long and costs " in reason
+    assert reason.endswith(" more")
+
+
 def test_a_budget_that_nothing_keeps_leaves_no_best() -> None:
     plans = planned(job(devices=8, steps=1000), goal=Goal(budget=1e-6))
     assert plans.best is None
@@ -170,7 +240,38 @@ def test_a_cluster_without_a_plan_says_why() -> None:
     alone = planned(made, wanted=Wanted(counts=(1,)))
     assert alone.best is None
     assert not len(alone)
-    assert any("devices" in line or "device " in line for line in remedies(get("roofline"), alone))
+    lines = list(remedies(get("roofline"), alone))
+    assert lines
+    for line in lines:
+        assert line.endswith("1 x h100-sxm-80gb")
+        assert line.count("1 x h100-sxm-80gb") == 1
+    elsewhere = [line for line in lines if " instead of " in line]
+    assert elsewhere
+    assert not any(" on 1 x h100" in line or "devices" in line for line in elsewhere)
+
+
+@pytest.mark.parametrize(("room", "batch"), [(500.0, 320), (1.0, 96), (0.1, 96)])
+def test_the_numbers_of_plans_add_up(room: float, batch: int) -> None:
+    predictor = ByTheBook(host_s=0.1, sample_s=0.01, room=room)
+    made = job(devices=8, global_batch=batch)
+    plans = make_plans(
+        made, predictor, goal=Goal(), wanted=Wanted(), target="fsdp2", effort=Effort(cached=False)
+    )
+    (line,) = search_lines(plans)
+    whole, _, parts = line.partition(": ")
+    counted = [int(part.split()[0].replace(",", "")) for part in parts.partition(";")[0].split(", ")]
+    assert sum(counted) == int(whole.split()[0].replace(",", "")) == plans.considered
+    assert plans.costed_too_large <= min(plans.too_large, plans.costed)
+
+
+def test_plans_that_are_too_large_are_counted_once() -> None:
+    large = {**LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 48}
+    plans = planned(job(large, devices=2, global_batch=8), "fsdp2")
+    assert not len(plans)
+    (line,) = search_lines(plans)
+    assert f"{plans.considered:,} plans in " in line
+    assert "others" not in line
+    assert plans.costed + plans.too_large - plans.costed_too_large + plans.impossible <= plans.considered
 
 
 def test_the_optimizer_goes_to_the_host_where_nothing_else_fits() -> None:

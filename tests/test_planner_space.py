@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.errors import InputError
@@ -24,7 +24,7 @@ COUNTS = st.sampled_from([1, 2, 4, 8, 16, 32, 64])
 
 def made(target: str, config: dict[str, Any], devices: int, batch: int, **allowed: Any) -> Any:
     ability = TARGETS[target]
-    base, _ = prepared(job(config, global_batch=batch), ability)
+    base, _ = prepared(job(config, devices=1, global_batch=batch), ability)
     wanted = clusters_of(base, Wanted(counts=(devices,)), _catalog())
     return space_on(wanted[0], base, ability, allowed)
 
@@ -125,6 +125,66 @@ def test_neighbours_are_mutual() -> None:
             reached.add(here)
             todo += near[here]
     assert reached == set(cuts)
+
+
+@settings(max_examples=20)
+@given(
+    target=st.sampled_from(["fsdp2", "torchtitan"]),
+    devices=st.sampled_from([1, 4, 8]),
+    samples=st.integers(1, 720),
+    held=st.sampled_from([{}, {"tensor": (2,)}, {"pipeline": (1,)}]),
+)
+def test_micro_batches_are_parts_of_what_replicas_have(
+    target: str, devices: int, samples: int, held: dict[str, Any]
+) -> None:
+    if target == "fsdp2" or devices == 1:
+        held = {}
+    found = made(target, LLAMA, devices, devices * samples, **held)
+    near = found.neighbours()
+    assert near
+    shares = {cut: _shares(found, cut) for cut in near}
+    for cut, others in near.items():
+        assert any(share % cut.micro_batch == 0 for share in shares[cut])
+        for share in shares[cut]:
+            own = sorted(
+                one.micro_batch
+                for one in near
+                if dataclasses.replace(one, micro_batch=cut.micro_batch) == cut
+                and share % one.micro_batch == 0
+            )
+            larger = [micro for micro in own if micro > cut.micro_batch][:1]
+            assert share % cut.micro_batch or all(
+                dataclasses.replace(cut, micro_batch=micro) in others for micro in larger
+            )
+
+
+def _shares(found: Any, cut: Cut) -> set[int]:
+    """Samples of a replica, under any pipeline."""
+    return {
+        found.job.workload.training.global_batch // plan.data
+        for plan in found.plans(dataclasses.replace(cut, micro_batch=1))
+    }
+
+
+@settings(max_examples=20)
+@given(
+    target=st.sampled_from(["fsdp2", "accelerate", "megatron"]),
+    devices=st.sampled_from([1, 8, 16]),
+    samples=st.integers(1, 5000),
+)
+def test_the_plan_without_accumulation_is_among_the_first(target: str, devices: int, samples: int) -> None:
+    found = made(target, LLAMA, devices, devices * samples)
+    assert Cut(micro_batch=samples) in found.first(found.cuts())
+
+
+def test_replicas_that_do_not_divide_the_batch_are_named() -> None:
+    found = made("fsdp2", LLAMA, 3, 64)
+    assert not [plan for cut in found.cuts() for plan in found.plans(cut)]
+    assert next(iter(found.refused)) == "data 3 does not divide the batch of 64"
+    assert not any("micro-batch" in reason for reason in found.refused)
+    held = made("fsdp2", LLAMA, 8, 64, micro_batch=(3,))
+    assert not held.cuts()
+    assert next(iter(held.refused)) == "data 8 x micro-batch 3 does not divide the batch of 64"
 
 
 def test_what_is_not_searched_is_kept() -> None:

@@ -23,7 +23,7 @@ from foretrain.predictors.ray_models.columns import Array, Encoding, Table
 from foretrain.predictors.ray_models.law import Law, Sum
 from foretrain.predictors.ray_models.predictor import data_of
 from foretrain.predictors.ray_models.scaling import ScaleModel, check, ernest_times_s
-from foretrain.predictors.ray_models.search import BATCH, STARTERS, Budget, search, try_recipes
+from foretrain.predictors.ray_models.search import BATCH, STARTERS, Budget, _dealt, search, try_recipes
 from foretrain.predictors.ray_models.techniques import TECHNIQUES, Recipe, learn, means_of, ridge
 from scaled_runs import LEAST, QUICK, blind, grid, job, run, step_s
 
@@ -478,7 +478,31 @@ def test_a_fit_tells_how_far_it_has_come() -> None:
     predictor = RayModelsPredictor(physics=None, budget=LEAST, progress=lambda *count: heard.append(count))
     predictor.fit(runs)
     assert heard == sorted(heard)
-    assert heard[0][0] < heard[-1][0] == heard[-1][1] == 4
+    assert heard[0] == (0, 4)
+    assert heard[-1] == (4, 4)
+
+
+def test_recipes_are_counted_one_by_one_but_for_those_that_share_what_is_learned() -> None:
+    batches = _dealt(STARTERS)
+    assert sorted(map(repr, (one for batch in batches for one in batch))) == sorted(map(repr, STARTERS))
+    for batch in batches:
+        assert len(batch) == 1 or {one.mean for one in batch} == {"law"}
+
+
+def test_recipes_are_learned_in_one_thread() -> None:
+    """Of linear algebra, whose matrices are of some runs alone."""
+    from threadpoolctl import threadpool_info
+
+    heard: list[int] = []
+
+    def spying(rows: Array, targets: Array, settings: Any) -> Any:
+        heard.extend(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+        return ridge(rows, targets, settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TECHNIQUES, "ridge", spying)
+        blind(Budget(starters=(Recipe(technique="ridge"),))).fit(grid())
+    assert set(heard) == {1}
 
 
 @pytest.fixture

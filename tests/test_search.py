@@ -197,6 +197,14 @@ def test_the_command_proposes_a_run_and_writes_it(runs_file: Path, tmp_path: Pat
     assert len(told["tried"]) == 3
 
 
+def test_the_command_says_why_it_goes_on_where_little_is_promised(runs_file: Path) -> None:
+    shown = commands.run(*asked(runs_file, "--improvement", "0.99"))
+    assert shown.exit_code == 0, shown.output
+    words = " ".join(shown.stderr.split())
+    assert "a search ends after 6 configurations at the earliest, and 3 of 8 were measured" in words
+    assert "at the earliest" not in commands.run(*asked(runs_file, "--improvement", "0")).stderr
+
+
 def test_what_failed_of_another_training_takes_no_candidate(runs_file: Path) -> None:
     failures = runs_file.with_name("runs.failures.jsonl")
 

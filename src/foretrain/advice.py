@@ -107,7 +107,8 @@ def _but_for_scale(job: Job) -> str:
 def candidates(
     base: Job, runs: Sequence[Run], wishes: Wishes, catalog: Catalog | None = None
 ) -> tuple[list[Job], dict[str, str]]:
-    """The jobs of all configurations, and why others are none; workers go up to twice those of the runs."""
+    """The jobs of all configurations, one at least, and why others are none; workers go up to twice those of
+    the runs."""
     catalog = catalog or Catalog.load()
     clusters = [run.job.cluster for run in runs if run.job.workload.model.label == base.workload.model.label]
     counts = wishes.workers or _grown({cluster.world_size for cluster in clusters})
@@ -122,6 +123,10 @@ def candidates(
             except ForetrainError as error:
                 label = f"{workers} workers on {section.get('node') or section['device']}"
                 refused[label] = first_line(error)
+    if not jobs:
+        field = "instances" if wishes.instances else "workers"
+        reasons = "; ".join(dict.fromkeys(refused.values())) or "they fill no machine"
+        raise InputError(f"{field}: no configuration is left: {reasons}")
     return list({json.dumps(job.to_dict(), sort_keys=True): job for job in jobs}.values()), refused
 
 

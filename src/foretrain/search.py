@@ -25,7 +25,7 @@ Array = npt.NDArray[np.float64]
 IMPROVEMENT = 0.1
 """The share of the best cost that a run must promise to take off it, as in the paper."""
 START, LEAST = 3, 6
-"""Runs before anything is promised, and before a search may end, as in the paper."""
+"""Configurations measured before anything is promised, and before a search may end, as in the paper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ class Searching:
         """Tell the turn, and with ``measured`` go on until there is nothing to measure."""
         turn = self._turn(jobs)
         while measured and turn.following is not None:
-            say(_words(turn))
+            say(self._words(turn))
             self._measure(turn.following)
             turn = self._turn(jobs)
         if following is not None and turn.following is not None:
@@ -97,22 +97,25 @@ class Searching:
             if turn.best is None:
                 say("none of them meets the deadline")
             return
-        say(_words(turn))
+        say(self._words(turn))
         how = f"foretrain measure campaign {following or 'next.jsonl'} -o {self.files[0]}"
         where = "" if following else " (--next next.jsonl writes it)"
         say(f"measure it with `{how}`{where}, or --measure, and ask again")
 
+    def _words(self, turn: Turn) -> str:
+        from foretrain.advice import describe
+        from foretrain.search import LEAST, START
 
-def _words(turn: Turn) -> str:
-    from foretrain.advice import describe
-
-    assert turn.following is not None
-    why = "to span the configurations"
-    if turn.promise is not None:
-        why = f"expected to cost {turn.promise:.0%} less than the best so far"
-    elif turn.tried and turn.best is None:
-        why = "the likeliest to be in time" if len(turn.tried) >= 3 else why
-    return f"next: {describe(turn.following)}: {why}"
+        assert turn.following is not None
+        why = "to span the configurations"
+        if turn.promise is not None:
+            why = f"expected to cost {turn.promise:.0%} less than the best so far"
+            if turn.promise < self.improvement:
+                measured = f"{len(turn.tried)} of {turn.candidates} were measured"
+                why += f"; a search ends after {LEAST} configurations at the earliest, and {measured}"
+        elif turn.tried and turn.best is None:
+            why = "the likeliest to be in time" if len(turn.tried) >= START else why
+        return f"next: {describe(turn.following)}: {why}"
 
 
 def _write(job: Job, path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from foretrain.errors import ForetrainError, first_line
 from foretrain.job import Job
-from foretrain.plan import Plan
+from foretrain.plan import Plan, divisors
 from foretrain.planner.outcome import Option, Step
 from foretrain.planner.space import Space
 from foretrain.predictors.base import Predictor
@@ -62,8 +62,9 @@ def _changes(plan: Plan, space: Space) -> Iterator[tuple[str, dict[str, Any]]]:
         for other in (plan.expert // 2, plan.expert * 2):
             if other >= 1 and (space.facts.experts or 1) % other == 0:
                 yield "expert", {"expert": other}
+    parts = divisors(space.job.workload.training.global_batch // data)
     micro = plan.micro_batch or 1
-    for other in ([micro // 2] if micro % 2 == 0 else []) + [micro * 2]:
+    for other in [one for one in parts if one < micro][-1:] + [one for one in parts if one > micro][:1]:
         yield "micro_batch", {"micro_batch": other}
     for axis, values in (
         ("recompute", space.recomputes()),

@@ -24,10 +24,11 @@ from foretrain.planner.space import Cut, Space
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.portable import Portable
 
-_FORMAT = 1
+_FORMAT = 2
 _FOLDER = "plans"
 _LENGTH = ("samples", "epochs", "steps", "evaluate_every", "evaluate_samples", "checkpoint_every")
 """Fields of a training that change nothing in a step."""
+_COUNTS = ("considered", "costed", "too_large", "costed_too_large", "impossible", "left")
 
 
 def remembered(
@@ -119,6 +120,8 @@ def _document(found: Found) -> dict[str, Any]:
         "considered": found.considered,
         "costed": found.costed,
         "too_large": found.too_large,
+        "costed_too_large": found.costed_too_large,
+        "impossible": found.impossible,
         "left": found.left,
         "refused": dict(found.refused),
         "clusters": [
@@ -159,7 +162,7 @@ def _read(document: Any, spaces: Sequence[Space]) -> Found:
                 tried={Cut(**cut): time_s for cut, time_s in one["tried"]},
             )
         )
-    counts = {name: document[name] for name in ("considered", "costed", "too_large", "left")}
+    counts = {name: document[name] for name in _COUNTS}
     return Found(clusters=clusters, refused=Counter(document["refused"]), **counts)
 
 

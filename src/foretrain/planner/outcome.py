@@ -195,8 +195,13 @@ class Plans(Sequence[Option]):
     """Of a step of whichever option on the first one's cluster is the fastest."""
     around: tuple[Step, ...] = ()
     considered: int = 0
+    """Plans that were looked at: costed, too large by bounds, impossible for the model, or slower than others
+    by bounds."""
     costed: int = 0
     too_large: int = 0
+    """By bounds, or when they were costed."""
+    costed_too_large: int = 0
+    impossible: int = 0
     cuts_left: int = 0
     interrupted: bool = False
     seconds: float = 0.0
@@ -269,6 +274,8 @@ class Plans(Sequence[Option]):
                 "considered": self.considered,
                 "costed": self.costed,
                 "too_large": self.too_large,
+                "costed_too_large": self.costed_too_large,
+                "impossible": self.impossible,
                 "cuts_left": self.cuts_left,
                 "interrupted": self.interrupted,
                 "seconds": self.seconds,

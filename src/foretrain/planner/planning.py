@@ -30,7 +30,7 @@ from foretrain.planner.rating import order
 from foretrain.planner.search import Found, Listener, OnCluster, search
 from foretrain.planner.space import LONG_SEQUENCE, Space
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.fitting_changes import with_remedies
+from foretrain.predictors.fitting_changes import Remedy, with_remedies
 from foretrain.predictors.whitebox import RatingPredictor
 from foretrain.progress import tell
 from foretrain.step.partition import layers_of_chunks
@@ -39,6 +39,8 @@ EXPANDABLE = "expandable_segments:True"
 """The allocator's setting that plans are made for and launch files have."""
 _PER_CLUSTER = 3
 """Options of one cluster that are shown."""
+_SHOWN_DIGITS = 3
+"""Of a time."""
 _DOUBTFUL = 4
 """Plans of a cluster, of those that may turn out to fit, that are forecast whole."""
 _UNSAID_PRECISION = "precision fp32"
@@ -106,6 +108,8 @@ def make_plans(
         considered=found.considered,
         costed=found.costed,
         too_large=found.too_large,
+        costed_too_large=found.costed_too_large,
+        impossible=found.impossible,
         cuts_left=found.left,
         interrupted=found.interrupted,
         refused=found.refused,
@@ -234,10 +238,14 @@ def fits(forecast: Forecast, goal: Goal) -> bool:
     return chance is None or (chance <= 1.0 - goal.fits and forecast.memory_short_of is None)
 
 
-def _order(option: Option) -> tuple[float, float, float, int]:
+def _order(option: Option) -> tuple[float, float, float, float, int]:
     """What keeps within the goal comes first, the best by the objective before the others; of what does not,
-    what comes nearest to it."""
-    return option.excess, option.value, option.time_s.median, option.devices
+    what comes nearest to it. Of those that are as fast in the figures that are shown, the cheaper one."""
+    value, cost = option.value, math.inf
+    if option.goal.objective == "time":
+        value = float(f"{value:.{_SHOWN_DIGITS}g}")
+        cost = math.inf if option.cost is None else option.cost.median
+    return option.excess, value, cost, option.time_s.median, option.devices
 
 
 def nothing_on(one: OnCluster) -> Nothing:
@@ -245,7 +253,7 @@ def nothing_on(one: OnCluster) -> Nothing:
     cluster = one.space.job.cluster
     if one.best and one.unlaunchable:
         return Nothing(job=one.space.job, need=None, leanest=None, why=one.unlaunchable)
-    if not one.tried:
+    if one.cuts and not one.tried:
         why = "time was up before a plan was looked at"
         return Nothing(job=one.space.job, need=None, leanest=None, why=why)
     if one.least is None:
@@ -312,5 +320,17 @@ def remedies(predictor: Predictor, plans: Plans) -> Iterator[str]:
     except ForetrainError:
         return
     for remedy in forecast.remedies or ():
-        devices = " + ".join(f"{group.world_size} x {group.device.name}" for group in one.cluster.groups)
-        yield f"{remedy.change} on {devices}"
+        yield _on_its_devices(remedy, one.cluster)
+
+
+def _on_its_devices(remedy: Remedy, cluster: Cluster) -> str:
+    """A change in words, with the devices that it is for: those of a cluster, or others in their place."""
+    own = " + ".join(f"{group.world_size} x {group.device.name}" for group in cluster.groups)
+    fields = {name: remedy.fields.get(f"cluster.{name}") for name in ("device", "devices_per_node", "nodes")}
+    if not any(fields.values()):
+        return f"{remedy.change} on {own}"
+    device = fields["device"] or cluster.device.name
+    count = (fields["devices_per_node"] or 0) * (fields["nodes"] or 0) or cluster.world_size
+    moved = (f"device {device}", f"{count} devices")
+    rest = ", ".join(words for words in remedy.change.split(", ") if words not in moved)
+    return f"{rest}{' on ' if rest else ''}{count} x {device} instead of {own}"

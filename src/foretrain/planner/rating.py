@@ -50,7 +50,10 @@ class Rated:
     costed: int = 0
     """Plans that bounds did not rule out."""
     too_large: int = 0
-    """Of these, those that do not fit."""
+    """Those that do not fit, by bounds or when they were costed."""
+    costed_too_large: int = 0
+    impossible: int = 0
+    """Neither costed nor ruled out, as the model cannot be cut so."""
     too_large_s: float = math.inf
     """What bounds say that the fastest of those takes at least."""
     least: tuple[float, Plan] | None = None
@@ -85,12 +88,14 @@ def rate_cut(
                 found.best = heapq.nsmallest(most, [*found.best, rating], key=order)
                 continue
             found.add_too_large(rating.least_s)
+            found.costed_too_large += 1
             if rating.chance <= risk + _SURELY_FULL:
                 found.doubtful = heapq.nsmallest(_DOUBTFUL, [*found.doubtful, rating], key=order)
             else:
                 found.nearest(rating.plan, 1.0)
     except (CaptureError, InputError, UnsupportedJob) as error:
         found.refused[f"{cut.words}: {first_line(error)}"] += max(1, len(plans))
+        found.impossible = len(plans) - found.costed - (found.too_large - found.costed_too_large)
         found.untraced = str(error) if isinstance(error, CaptureError) else ""
     found.refused.update(space.refused - before)
     return found

@@ -16,7 +16,7 @@ from foretrain.errors import CaptureError
 from foretrain.fanout import Crew
 from foretrain.plan import Plan
 from foretrain.planner.rating import Rated, Rating, order, rate_cut
-from foretrain.planner.space import Cut, Space, neighbours
+from foretrain.planner.space import Cut, Space
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.portable import Portable
 from foretrain.progress import tell
@@ -57,6 +57,13 @@ class OnCluster:
     """What its framework has no word for in a plan that was found."""
     cuts: dict[Cut, list[Cut]] = field(default_factory=dict)
     """All that there are, each with those next to it."""
+    first: Sequence[Cut] = ()
+    """Those that are tried before the others."""
+
+    @classmethod
+    def of(cls, space: Space) -> OnCluster:
+        cuts = space.neighbours()
+        return cls(space=space, cuts=cuts, first=space.first(list(cuts)) if cuts else ())
 
     @property
     def limit_s(self) -> float:
@@ -82,9 +89,13 @@ class Found:
 
     clusters: list[OnCluster]
     considered: int = 0
-    """Plans, ruled out by bounds or costed."""
+    """Plans: costed, too large by bounds, impossible, or ruled out by bounds as slower."""
     costed: int = 0
     too_large: int = 0
+    """Of them, by bounds or when they were costed."""
+    costed_too_large: int = 0
+    impossible: int = 0
+    """Not costed, as the model cannot be cut so."""
     refused: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     left: int = 0
@@ -135,7 +146,7 @@ def search(
     listener: Listener = lambda found: None,
 ) -> Found:
     """The fastest plans of each cluster whose chance of running out of memory may be at most ``risk``."""
-    found = Found(clusters=[OnCluster(space=space, cuts=neighbours(space.cuts())) for space in spaces])
+    found = Found(clusters=[OnCluster.of(space) for space in spaces])
     began_s = time.monotonic()
 
     def time_is_up() -> bool:
@@ -173,7 +184,7 @@ def _with_contexts(found: Found) -> bool:
     """Ranks that share a sequence, also a short one, on clusters where nothing fits."""
     for one in found.clusters:
         if not one.best and not one.hopeless:
-            one.cuts = neighbours(one.space.cuts(contexts=True))
+            one.cuts = one.space.neighbours(contexts=True)
     return any(cut not in one.tried for one in found.clusters for cut in one.cuts if not one.best)
 
 
@@ -207,6 +218,8 @@ def _rounds(
                 found.considered += rated.considered
                 found.costed += rated.costed
                 found.too_large += rated.too_large
+                found.costed_too_large += rated.costed_too_large
+                found.impossible += rated.impossible
                 found.refused.update(rated.refused)
             listener(found)
 
@@ -231,12 +244,13 @@ def _promising(one: OnCluster, *, exhaustive: bool) -> Iterator[tuple[Cut, float
     left = one.cuts.keys() - one.tried.keys()
     if not left or one.hopeless:
         return
-    first = [cut for cut in one.space.first(list(one.cuts)) if cut in left] if not one.tried else ()
+    too_large = _too_large(one)
+    first = [cut for cut in one.first if cut in left and not too_large(cut)]
     if first:
         yield from ((cut, 0.0) for cut in first)
     elif not one.best:
         for cut, need in one.needs.items():
-            yield from ((other, need) for other in one.cuts[cut] if other in left)
+            yield from ((other, need) for other in one.cuts[cut] if other in left and not too_large(other))
     elif exhaustive or len(one.cuts) <= _FEW_CUTS:
         yield from ((cut, 1.0) for cut in left)
     else:
@@ -247,3 +261,13 @@ def _promising(one: OnCluster, *, exhaustive: bool) -> Iterator[tuple[Cut, float
             elif one.too_large.get(cut, math.inf) < best.least_s:
                 leaner = [other for other in one.cuts[cut] if other in left and other.is_leaner_than(cut)]
                 yield from ((other, one.too_large[cut] / best.least_s) for other in leaner)
+
+
+def _too_large(one: OnCluster) -> Callable[[Cut], bool]:
+    """Whether nothing fits of the same layers with a smaller micro-batch."""
+    smallest: dict[Cut, int] = {}
+    for cut, need in one.needs.items():
+        if need < math.inf:
+            layers = dataclasses.replace(cut, micro_batch=1)
+            smallest[layers] = min(cut.micro_batch, smallest.get(layers, cut.micro_batch))
+    return lambda cut: smallest.get(dataclasses.replace(cut, micro_batch=1), math.inf) < cut.micro_batch

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from foretrain.cluster import Group
 from foretrain.errors import InputError, first_line, unknown
 from foretrain.job import Job
 from foretrain.placing import group_sizes
-from foretrain.plan import Plan, Schedule, Shard, divisors
+from foretrain.plan import Plan, Schedule, Shard
 from foretrain.planner.abilities import Ability, Degree
 from foretrain.planner.facts import Facts
 
@@ -117,29 +117,41 @@ class Space:
     def cuts(self, *, contexts: bool = False) -> list[Cut]:
         """All of them that divide what they must; ``contexts``: also of short sequences."""
         found = [
-            cut
+            dataclasses.replace(layers, micro_batch=micro)
             for tensor in self._tensors()
             for context in self._contexts(every=contexts)
             for expert, width in self._experts(tensor)
-            for micro in self._micro_batches()
             if self._is_legal(
-                cut := Cut(
-                    tensor=tensor, context=context, expert=expert, expert_tensor=width, micro_batch=micro
-                )
+                layers := Cut(tensor=tensor, context=context, expert=expert, expert_tensor=width)
             )
+            for micro in self._micro_batches(layers)
         ]
         return sorted(set(found))
 
+    def neighbours(self, *, contexts: bool = False) -> dict[Cut, list[Cut]]:
+        """All cuts, each with those one step away."""
+        cuts = self.cuts(contexts=contexts)
+        silent = dataclasses.replace(self, refused=Counter())
+        return neighbours(cuts, lambda cut: {samples for _, _, samples in silent._replicas(cut)})
+
     def first(self, cuts: Sequence[Cut]) -> list[Cut]:
         """Those that a search begins with: layers uncut and cut over half a node, experts over a node, with
-        the micro-batch nearest to a usual one."""
+        the micro-batch nearest to a usual one; and of the first of them the one without accumulation, which
+        is what a job is forecast with where nothing is planned."""
         in_node = min(group.devices_per_node for group in self.job.cluster.groups)
         micro = self._usual_micro_batch()
         usual = [
             Cut(tensor=tensor, expert=min(in_node, self.facts.experts or 1), micro_batch=micro)
             for tensor in (1, max(1, in_node // 2))
         ]
-        return list(dict.fromkeys(min(cuts, key=lambda cut: _distance(cut, wanted)) for wanted in usual))
+        found = [min(cuts, key=lambda cut: _distance(cut, wanted)) for wanted in usual]
+        whole = self._without_accumulation(found[0])
+        return list(dict.fromkeys([*found, whole] if whole in cuts else found))
+
+    def _without_accumulation(self, cut: Cut) -> Cut:
+        """The same with all samples of a replica at once, where each is a team of its own."""
+        batch, world = self.job.workload.training.global_batch, self.job.cluster.world_size
+        return dataclasses.replace(cut, micro_batch=batch * cut.tensor * cut.context // world)
 
     def _usual_micro_batch(self) -> int:
         sequence = self.facts.sequence
@@ -164,25 +176,41 @@ class Space:
             for width in dict.fromkeys(self.allowed.get("expert_tensor", widths)):
                 yield expert, width
 
-    def _micro_batches(self) -> Sequence[int]:
-        if "micro_batch" in self.allowed:
-            return list(self.allowed["micro_batch"])
-        batch, world = self.job.workload.training.global_batch, self.job.cluster.world_size
-        if self.allowed.get(ACCUMULATION) == (1,):
-            return sorted(batch // data for data in divisors(batch) if data <= world)
+    def _micro_batches(self, layers: Cut) -> set[int]:
+        """Sizes of micro-batches that replicas of layers so cut deal their samples out to: those that are
+        held, else all that divide them up to a size, and all samples at once where there is no pipeline."""
         most = min(_MOST_SAMPLES, max(1, _MOST_TOKENS // (self.facts.sequence or 1)))
         found: set[int] = set()
-        for data in divisors(batch):
-            if data <= world:
-                own = batch // data
-                while own % 2 == 0 and own > most:
-                    own //= 2
-                while own <= most:
-                    found.add(own)
-                    if own % 2:
-                        break
-                    own //= 2
-        return sorted(found)
+        for pipeline, data, samples in self._replicas(layers):
+            if "micro_batch" in self.allowed:
+                found |= {micro for micro in self.allowed["micro_batch"] if self._divides(data, micro)}
+            elif ACCUMULATION in self.allowed:
+                passes = self.allowed[ACCUMULATION]
+                found |= {samples // count for count in passes if samples % count == 0}
+            else:
+                found |= {micro for micro in range(1, min(most, samples) + 1) if samples % micro == 0}
+                found |= {samples} if pipeline == 1 else set()
+        return found
+
+    def _replicas(self, cut: Cut) -> Iterator[tuple[int, int, int]]:
+        """Stages of a pipeline that a cut may have, with how many replicas there are then and how many
+        samples of a batch each of them has."""
+        world, batch = self.job.cluster.world_size, self.job.workload.training.global_batch
+        for pipeline in self._pipelines(cut):
+            data = world // (cut.tensor * cut.context * pipeline)
+            if data not in self.allowed.get("data", (data,)):
+                continue
+            if batch % data == 0:
+                yield pipeline, data, batch // data
+            else:
+                self._no(f"data {data} does not divide the batch of {batch}")
+
+    def _divides(self, data: int, micro: int) -> bool:
+        """Whether a batch is so many micro-batches of each replica."""
+        batch = self.job.workload.training.global_batch
+        if batch % (data * micro):
+            return self._no(f"data {data} x micro-batch {micro} does not divide the batch of {batch}")
+        return True
 
     def _degrees(self, name: Degree, usual: Sequence[int]) -> Sequence[int]:
         """The values of a degree: as they are held, else those that are usual where the framework has it."""
@@ -224,15 +252,10 @@ class Space:
 
     def plans(self, cut: Cut) -> Iterator[Plan]:
         """The plans of a cut, each with its number of replicas."""
-        world, batch = self.job.cluster.world_size, self.job.workload.training.global_batch
-        for pipeline in self._pipelines(cut):
-            data = world // (cut.tensor * cut.context * pipeline)
-            if "data" in self.allowed and data not in self.allowed["data"]:
+        for pipeline, data, samples in self._replicas(cut):
+            if samples % cut.micro_batch:
                 continue
-            if batch % (data * cut.micro_batch):
-                self._no(f"data {data} x micro-batch {cut.micro_batch} does not divide the batch of {batch}")
-                continue
-            passes = batch // (data * cut.micro_batch)
+            passes = samples // cut.micro_batch
             if passes not in self.allowed.get(ACCUMULATION, (passes,)):
                 continue
             for (schedule, chunks), sharding, recompute, offload, balance in itertools.product(
@@ -386,24 +409,37 @@ def _powers(most: int) -> list[int]:
     return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
 
 
-def neighbours(cuts: Sequence[Cut]) -> dict[Cut, list[Cut]]:
+def neighbours(
+    cuts: Sequence[Cut], samples: Callable[[Cut], Collection[int]] = lambda cut: ()
+) -> dict[Cut, list[Cut]]:
     """Of each cut those that are one step away: one of their sizes is the next larger or smaller one that
-    there is, or twice or half as large.
+    there is, or twice or half as large. With the ``samples`` that replicas of a cut may have, a micro-batch
+    is next to another of those that divide the same number of samples.
 
     >>> [one.tensor for one in neighbours([Cut(tensor=n) for n in (1, 2, 8)])[Cut(tensor=2)]]
     [1, 8]
     >>> [one.micro_batch for one in neighbours([Cut(micro_batch=n) for n in (2, 3, 4)])[Cut(micro_batch=2)]]
     [3, 4]
+    >>> cuts = [Cut(micro_batch=n) for n in (1, 2, 4, 5, 25)]
+    >>> [one.micro_batch for one in neighbours(cuts, lambda cut: (25, 100))[Cut(micro_batch=5)]]
+    [1, 4, 25]
     """
-    found: dict[Cut, list[Cut]] = {cut: [] for cut in cuts}
+    found: dict[Cut, set[Cut]] = {cut: set() for cut in cuts}
     for one_size in dataclasses.fields(Cut):
         lines: dict[Cut, list[Cut]] = {}
         for cut in sorted(cuts):
             lines.setdefault(dataclasses.replace(cut, **{one_size.name: 0}), []).append(cut)
         for line in lines.values():
-            own = [getattr(cut, one_size.name) for cut in line]
-            for (i, one), (j, other) in itertools.combinations(enumerate(line), 2):
-                if j == i + 1 or own[j] == 2 * own[i]:
-                    found[one].append(other)
-                    found[other].append(one)
-    return found
+            shared = samples(line[0]) if one_size.name == "micro_batch" else ()
+            parts = [[cut for cut in line if number % cut.micro_batch == 0] for number in shared]
+            for part in parts or [line]:
+                for one, other in _next_to_each_other(part, [getattr(cut, one_size.name) for cut in part]):
+                    found[one].add(other)
+                    found[other].add(one)
+    return {cut: sorted(near) for cut, near in found.items()}
+
+
+def _next_to_each_other(line: Sequence[Cut], sizes: Sequence[int]) -> Iterator[tuple[Cut, Cut]]:
+    for (i, one), (j, other) in itertools.combinations(enumerate(line), 2):
+        if j == i + 1 or sizes[j] == 2 * sizes[i]:
+            yield one, other

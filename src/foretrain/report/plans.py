@@ -179,7 +179,9 @@ def reasons(plans: Plans) -> Iterator[str]:
 
 def _between_clusters(one: Option, other: Option) -> str:
     time = other.time_s.median / one.time_s.median - 1.0
-    words = f"{cluster_words(other.job)} takes {abs(time):.0%} {'more' if time > 0 else 'less'} time"
+    share = f"{abs(time):.0%}"
+    taken = "as long" if share == "0%" else f"{share} {'more' if time > 0 else 'less'} time"
+    words = f"{cluster_words(other.job)} takes {taken}"
     if one.cost is None or other.cost is None:
         return words
     cost = other.cost.median / one.cost.median - 1.0
@@ -217,10 +219,18 @@ def nothing_lines(plans: Plans) -> Iterator[str]:
 def search_lines(plans: Plans) -> Iterator[str]:
     unseen = plans.cuts_left and not plans.interrupted
     left = f"; {plans.cuts_left} ways to cut the model promised nothing" if unseen else ""
-    yield (
-        f"{plans.considered:,} plans in {format_seconds(plans.seconds)}: {plans.costed:,} costed, "
-        f"{plans.too_large:,} too large, the others ruled out by bounds{left}"
+    by_bounds = plans.too_large - plans.costed_too_large
+    slower = plans.considered - plans.costed - by_bounds - plans.impossible
+    costed = f"{plans.costed:,} costed"
+    if plans.costed_too_large:
+        costed += f" ({plans.costed_too_large:,} of them too large)"
+    others = (
+        (by_bounds, "too large"),
+        (plans.impossible, "impossible for the model"),
+        (slower, "slower by bounds"),
     )
+    counts = [costed, *(f"{count:,} {what}" for count, what in others if count)]
+    yield f"{plans.considered:,} plans in {format_seconds(plans.seconds)}: {', '.join(counts)}{left}"
 
 
 # The front, drawn with characters

@@ -25,7 +25,7 @@ from foretrain.predictors.ray_models.search import (
     parts_inside,
     search,
 )
-from foretrain.predictors.ray_models.techniques import MEANS, Recipe, learn, means_of
+from foretrain.predictors.ray_models.techniques import MEANS, Recipe, learn, means_of, single_threaded
 from foretrain.predictors.seen import Along, Away, LeftOut, Numbers, Reach, aways, inner_parts, row_of
 from foretrain.splits import Part, extrapolation, interpolation
 
@@ -75,6 +75,7 @@ class ScaleModel:
     interval is that of the inside, and grows with the distance from the runs by ``reach``.
     """
 
+    @single_threaded()
     def __init__(self, table: Table, times_s: Array, inside: Blend, beyond: Blend, reach: Reach) -> None:
         self.table, self.times_s, self.inside, self.beyond = table, times_s, inside, beyond
         self.reach, self.numbers = reach, Numbers.of(table.scales)
@@ -86,6 +87,7 @@ class ScaleModel:
         }
 
     @classmethod
+    @single_threaded()
     def fit(
         cls,
         table: Table,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -17,8 +18,18 @@ from foretrain.errors import InputError
 from foretrain.fanout import Crew
 from foretrain.predictors.base import option
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Indices, Table
-from foretrain.predictors.ray_models.techniques import MEANS, TECHNIQUES, Mean, Recipe, learn, means_of
+from foretrain.predictors.ray_models.techniques import (
+    LEARNED_MEANS,
+    MEANS,
+    TECHNIQUES,
+    Mean,
+    Recipe,
+    learn,
+    means_of,
+    single_threaded,
+)
 from foretrain.predictors.seen import Along, beyond_parts
+from foretrain.progress import tell
 from foretrain.splits import Part
 from foretrain.units import parse_seconds
 
@@ -98,6 +109,7 @@ def _error(misses: Array) -> float:
 # Trying recipes
 
 
+@single_threaded()
 def try_recipes(shared: tuple[Table, Array], recipes: Sequence[Recipe]) -> list[Trial]:
     """Each recipe on the same parts of the runs; what recipes have in common is learned once per part."""
     table, times_s = shared
@@ -105,10 +117,15 @@ def try_recipes(shared: tuple[Table, Array], recipes: Sequence[Recipe]) -> list[
     if not able:
         return []
     wanted = tuple(mean for mean in MEANS if any(recipe.mean == mean for recipe in able))
-    misses = [
-        [misses_of(able, wanted, table, times_s, part) for part in parts]
-        for parts in (parts_inside(table), [part for _, part in parts_beyond(table)])
-    ]
+    sides = (parts_inside(table), [part for _, part in parts_beyond(table)])
+    what = f"{able[0].label}{' and others' if len(able) > 1 else ''} with runs left out"
+    count, total = itertools.count(), sum(map(len, sides))
+
+    def missed(part: Part) -> Array:
+        tell(what, next(count), total)
+        return misses_of(able, wanted, table, times_s, part)
+
+    misses = [[missed(part) for part in parts] for parts in sides]
     joined = [np.concatenate(parts, axis=1) if parts else np.zeros((len(able), 0)) for parts in misses]
     return [Trial(recipe=recipe, inside=joined[0][i], beyond=joined[1][i]) for i, recipe in enumerate(able)]
 
@@ -180,6 +197,7 @@ def search(
     """The starters, and then what Optuna's sampler proposes in the light of them, a batch at a time."""
     first = len(budget.starters)
     total = first + budget.trials
+    progress(0, total)
     with Crew(try_recipes, shared=(table, times_s), processes=budget.processes, ray=budget.ray) as crew:
         trials: list[Trial] = []
         for batch in crew.run(_dealt(budget.starters)):
@@ -192,9 +210,14 @@ def search(
 
 
 def _dealt(recipes: Sequence[Recipe]) -> list[list[Recipe]]:
-    """By their mean, which is learned once for all that share it; several hands work at the same time."""
+    """One by one, but for those that share a mean that is learned; several hands work at the same time."""
     by_mean = {mean: [recipe for recipe in recipes if recipe.mean == mean] for mean in MEANS}
-    return [mine for mine in by_mean.values() if mine]
+    return [
+        batch
+        for mean, mine in by_mean.items()
+        for batch in ([mine] if mean in LEARNED_MEANS else [[recipe] for recipe in mine])
+        if batch
+    ]
 
 
 def _proposed(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +15,8 @@ from foretrain.predictors.ray_models.law import Law, Sum, forward_selection
 
 Mean = Literal["none", "law", "nnls", "selected nnls", "forecast"]
 MEANS: tuple[Mean, ...] = ("none", "law", "nnls", "selected nnls", "forecast")
+LEARNED_MEANS: tuple[Mean, ...] = ("law", "nnls", "selected nnls")
+"""Those that are learned from runs, which takes as long as a technique."""
 Tell = Callable[[Array], Array]
 """Rows of features to what a technique says of them."""
 Technique = Callable[[Array, Array, Mapping[str, float]], Tell]
@@ -70,6 +73,17 @@ def technique(name: str) -> Callable[[Technique], Technique]:
         return function
 
     return register
+
+
+@contextlib.contextmanager
+def single_threaded() -> Iterator[None]:
+    """Linear algebra in one thread: matrices of some runs are too small to be shared, and on a busy machine
+    threads wait for one another far longer than they compute."""
+    import scipy.linalg  # noqa: F401, what is loaded is limited
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def means_of(
