@@ -6,6 +6,7 @@ import csv
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from foretrain.errors import InputError
 from foretrain.files import read_text
@@ -28,7 +29,9 @@ def read_uses(path: Path) -> dict[str, Use]:
     found: dict[str, Use] = {}
     for number, row in enumerate(rows, start=2):
         try:
-            figures = {name: float(row[name]) for name in _COLUMNS[1:] if (row.get(name) or "").strip()}
+            figures: dict[str, Any] = {
+                name: float(row[name]) for name in _COLUMNS[1:] if (row.get(name) or "").strip()
+            }
             found[row["kind"]] = Use(**figures)
         except (InputError, ValueError, TypeError) as error:
             raise InputError(f"{path}:{number}: not a use of a device ({error})") from error
