@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from foretrain.cli import app
 from foretrain.scheduling import spreading
+from foretrain.scheduling.policies.tiresias import THRESHOLDS_GPU_S
+from foretrain.scheduling.search import space
 
 MADE = [
     "schedule",
@@ -303,6 +305,19 @@ def test_a_search_tunes_on_one_half_and_scores_on_the_other() -> None:
     assert set(found["parameters"]) == {"interval_s"}
     assert found["tuned_s"] <= found["default_s"]
     assert found["unseen_s"] > 0
+
+
+def test_a_search_tunes_the_queue_limits_of_tiresias() -> None:
+    pytest.importorskip("optuna")
+    assert space("tiresias") == {"thresholds_gpu_s": THRESHOLDS_GPU_S}
+    done = run("--policy", "tiresias", "--search", "6", "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)["search"]
+    first, second = found["parameters"]["thresholds_gpu_s"]
+    assert THRESHOLDS_GPU_S[0] / 8 <= first <= second <= THRESHOLDS_GPU_S[1] * 8
+    assert found["tuned_s"] <= found["default_s"]
+    shown = run("--policy", "tiresias", "--search", "1")
+    assert "tiresias: thresholds_gpu_s = 3250, 7200" in shown.output
 
 
 def test_the_operators_options_are_read_and_mistakes_told(tmp_path: Path) -> None:

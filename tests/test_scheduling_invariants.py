@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import os
+from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,14 +15,19 @@ from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job
 from foretrain.scheduling import Machine, Result, Settings, Simulation, Trace, TraceJob, policies
 from foretrain.scheduling.admission import runnable
+from foretrain.scheduling.checkpointing import CheckpointedSpeeds
 from foretrain.scheduling.estimates import LogNormal
-from foretrain.scheduling.failures import FailureModel
+from foretrain.scheduling.failures import FailureModel, Outage
 from foretrain.scheduling.fitting import FittingSpeeds
 from foretrain.scheduling.placement import PLACEMENTS, placement
 from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
 from foretrain.scheduling.rounds import Rounds
+from foretrain.scheduling.rules import Queue, Reservation, Rules
 from foretrain.scheduling.sharing.interference import Manners, MannersOfKinds
-from foretrain.scheduling.speeds import PredictedSpeeds, TraceSpeeds
+from foretrain.scheduling.sharing.mig import SlicedSpeeds, cut
+from foretrain.scheduling.sharing.use import ByUse, Use, way
+from foretrain.scheduling.speeds import PredictedSpeeds, Speeds, TraceSpeeds
+from foretrain.scheduling.spot import Spot
 from foretrain.scheduling.study import Scenario
 
 GIB = 2.0**30
@@ -146,6 +153,140 @@ def test_invariants_of_every_policy_and_option(
         settings=around,
     ).run()
     holds(result, jobs, fails=fails or costly, rate_known=True, mixed=mixes)
+
+
+WORLD = [
+    *MACHINES,
+    *cut(Machine(device="a100-sxm-80gb", gpus=2, rack=2), ["3g.40gb", "4g.40gb"]),
+    Machine(device="v100-sxm-16gb", gpus=4, rack=2, partition="debug"),
+]
+RULES = {
+    "multifactor": Rules(
+        queues={"g0": Queue(gpus=8), "g1": Queue(gpus=12, shares=2.0)},
+        reservations=(Reservation(start_s=50, end_s=150, gpus=4, group="g1"),),
+        preempt=True,
+    ),
+    "kueue": Rules(
+        queues={"g0": Queue(gpus=6, cohort="all", borrow=4), "g1": Queue(gpus=8, cohort="all")},
+        preempt=True,
+    ),
+}
+"""Of the policies that honour rules; 6 GPUs, the widest jobs, are within every quota."""
+MOST_HELD = {"multifactor": {"g0": 8, "g1": 12}, "kueue": {"g0": 10, "g1": 14}}
+"""GPUs that a group may hold."""
+
+worlds = st.fixed_dictionaries(
+    {
+        "spot": st.booleans(),
+        "outage_s": st.none() | st.integers(0, 300),
+        "write_s": st.sampled_from([0.0, 5.0]),
+        "kill": st.booleans(),
+        "ruled": st.booleans(),
+        "paired": st.booleans(),
+        "error": st.sampled_from([0.0, 0.5]),
+        "limits": st.lists(st.sampled_from([None, 0.5, 2.0]), min_size=12, max_size=12),
+    }
+)
+
+
+@pytest.mark.parametrize("policy", policies.names())
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(table=rows, world=worlds)
+def test_invariants_of_every_policy_in_an_operators_world(
+    policy: str, table: list[tuple[int, int, int, float | None, bool]], world: dict[str, Any]
+) -> None:
+    jobs = [
+        dataclasses.replace(
+            job,
+            share=1.0,
+            limit_s=None if part is None else part * (job.duration_s or 0),
+            partition="debug" if number % 4 == 1 else "",
+            priority=float(number % 3),
+        )
+        for number, (job, part) in enumerate(zip(made(table), world["limits"], strict=False))
+    ]
+    spot = Spot(nodes=2, mean_s=300.0, away_s=40.0) if world["spot"] else None
+    machines = WORLD if spot is None else spot.machines(WORLD)
+    outages = [] if world["outage_s"] is None else [Outage(time_s=world["outage_s"], node=1, repair_s=60.0)]
+    rules = RULES.get(policy, Rules()) if world["ruled"] else Rules()
+    paired = world["paired"] and policy in SHARE
+    speeds = CheckpointedSpeeds(SlicedSpeeds(SPEEDS, USES), 20.0, world["write_s"])
+    around = Settings(
+        checkpoint_every_s=20.0,
+        pairs=ByUse(USES, way("mps")) if paired else None,
+        rules=dataclasses.replace(rules, kill=world["kill"]),
+        failures=FailureModel(outages=outages, spot=spot),
+    )
+    estimates = LogNormal(world["error"], 1)
+    simulation = Simulation(
+        jobs, machines, policies.get(policy), speeds=speeds, estimates=estimates, settings=around
+    )
+    result = simulation.run()
+    assert (result.finish_s >= result.arrival_s).all(), "no job is lost"
+    fit(result, jobs, paired=paired)
+    ends(result, jobs, speeds, kill=world["kill"], exact=not paired and not outages and spot is None)
+    if world["ruled"] and policy in MOST_HELD:
+        within(result, jobs, MOST_HELD[policy])
+
+
+USES = {"k0": Use(busy=0.3, memory_bytes=6 * GIB), "k1": Use(busy=0.6, kernel_s=1e-5, memory_bytes=9 * GIB)}
+
+
+def fit(result: Result, jobs: list[TraceJob], *, paired: bool) -> None:
+    """No GPU is held twice, nor more of its memory than it has, nor one of another partition."""
+    held: dict[tuple[int, int], list[tuple[float, float, int, float]]] = {}
+    for each in result.segments:
+        job = jobs[each.job]
+        memory = job.memory_bytes or (USES[job.kind].memory_bytes if paired else 0.0)
+        for place in each.allocation.places():
+            assert WORLD[place[0]].partition in ("", job.partition)
+            stretch = (each.start_s, each.end_s, each.allocation.share, memory)
+            held.setdefault(place, []).append(stretch)
+    for (node, _), stretches in held.items():
+        device = WORLD[node].device
+        most = 40e9 if "@" in device else (80 if device.startswith("a100") else 16) * 1.1 * GIB
+        for moment in {start for start, *_ in stretches}:
+            there = [each for each in stretches if each[0] <= moment < each[1]]
+            assert sum(share for *_, share, _ in there) <= 1000, "no GPU is handed out twice"
+            assert sum(memory for *_, memory in there) <= most, "it fits"
+
+
+def ends(result: Result, jobs: list[TraceJob], speeds: Speeds, *, kill: bool, exact: bool) -> None:
+    """A job ends when its work is done, or when it has run for as long as it may since it failed last."""
+    ran_s, done, why = [0.0] * len(jobs), [0.0] * len(jobs), [""] * len(jobs)
+    for each in result.segments:
+        device = WORLD[each.allocation.parts[0][0]].device
+        rate = speeds.rate(jobs[each.job], device, each.allocation.shape)
+        ran_s[each.job] += each.end_s - each.start_s
+        done[each.job] += (each.end_s - each.start_s) * rate
+        why[each.job] = each.reason
+        limit_s = jobs[each.job].limit_s
+        if kill and limit_s is not None:
+            assert ran_s[each.job] <= limit_s * (1 + 1e-9) + 1e-6
+        if each.reason in ("failed", "node failed"):
+            ran_s[each.job] = 0.0
+    for number, job in enumerate(jobs):
+        assert why[number] in ("finished", "killed")
+        if why[number] == "killed":
+            assert kill
+            assert ran_s[number] == pytest.approx(job.limit_s)
+        elif exact:
+            assert done[number] == pytest.approx(job.duration_s), "all work is done, none twice"
+
+
+def within(result: Result, jobs: list[TraceJob], most: dict[str, int]) -> None:
+    """No group holds more GPUs than the rules give it."""
+    for moment in {each.start_s for each in result.segments}:
+        held: Counter[str] = Counter()
+        for each in result.segments:
+            if each.start_s <= moment < each.end_s:
+                held[jobs[each.job].group] += each.allocation.gpus
+        assert all(held[group] <= gpus for group, gpus in most.items())
 
 
 @pytest.mark.parametrize("policy", ROUND_POLICIES)

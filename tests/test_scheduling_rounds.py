@@ -1,6 +1,7 @@
 """The round-based mode: fair shares, and the average completion times of Gavel's own simulator."""
 
 import csv
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 from foretrain.errors import InputError
 from foretrain.scheduling import Machine, Settings, TraceJob, metrics, programmes
 from foretrain.scheduling.clusters import read_machines
-from foretrain.scheduling.gavel_policies import GAVEL_POLICIES
+from foretrain.scheduling.gavel_policies import GAVEL_POLICIES, per_dollar
 from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
 from foretrain.scheduling.rounds import Leased, Rounds
-from foretrain.scheduling.sharing.interference import Alone, Interference, MannersOfKinds
+from foretrain.scheduling.sharing.interference import Alone, Interference, Manners, MannersOfKinds
 from foretrain.scheduling.speeds import ThroughputTable, TraceSpeeds
 from foretrain.scheduling.study import Scenario
 from foretrain.scheduling.traces import read_trace
@@ -166,6 +167,53 @@ def test_water_filling_gives_on_what_the_worst_off_cannot_use() -> None:
     shares = round_policy("max_min_fairness_water_filling_perf").allot(jobs, {"a": 1, "b": 2}, 0.0)
     rates = np.array([[job.rates["a"], job.rates["b"]] for job in jobs])
     assert (rates * shares).sum(axis=1) == pytest.approx([0.5, 0.5, 1.0, 1.0], abs=1e-6)
+
+
+COST = "max_sum_throughput_normalized_by_cost"
+
+
+@pytest.mark.parametrize("policy", [f"{COST}_perf_SLOs", f"{COST}_packed_SLOs"])
+def test_deadlines_are_kept_where_devices_suffice(policy: str) -> None:
+    urgent = leased(1, left=100.0, v100=1.0)
+    urgent.spec = dataclasses.replace(urgent.spec, deadline_s=200.0)
+    other = leased(0, left=1000.0, v100=4.0)
+    shares = round_policy(policy).allot([other, urgent], {"v100": 1}, 0.0)
+    assert shares[1, 0] == pytest.approx(0.5), "100 steps in 200 s need half of the time"
+    assert shares.sum() == pytest.approx(1.0)
+    shares = round_policy(policy).allot([other, urgent], {"v100": 1}, 150.0)
+    assert shares.sum() == pytest.approx(1.0), "too late: who makes most of a device has it"
+    both = [dataclasses.replace(each, spec=urgent.spec) for each in (urgent, other)]
+    both[1].left = 900.0
+    assert round_policy(policy).allot(both, {"v100": 1}, 0.0).sum() == pytest.approx(1.0), "not both"
+
+
+def test_without_deadlines_throughput_for_its_price_is_the_same() -> None:
+    jobs = [leased(number, v100=4.0 + number, k80=1.0) for number in range(4)]
+    devices = {"k80": 2, "v100": 1}
+    rates = np.array([[job.rates[device] for device in devices] for job in jobs])
+    worth = rates / rates.max(axis=1)[:, None] * per_dollar(list(devices))
+    with_deadlines, without = (
+        float((round_policy(f"{COST}_perf{end}").allot(jobs, devices, 0.0) * worth).sum())
+        for end in ("_SLOs", "")
+    )
+    assert with_deadlines == pytest.approx(without)
+
+
+def test_the_first_that_finds_no_device_goes_beside_whom_it_bears_best() -> None:
+    kinds = {"hungry": Manners(), "light": Manners(needs=0.5, bears=0.5, pressure=0.2)}
+    table = ThroughputTable({("v100", kind, 1): 1.0 for kind in kinds})
+    machines = [Machine(device="v100", gpus=2)]
+    jobs = [
+        TraceJob(name=str(number), arrival_s=0.0, steps=300.0, gpus=1, kind=kind)
+        for number, kind in enumerate(("hungry", *["light"] * 4))
+    ]
+    pairs = MannersOfKinds(kinds)
+    result = Rounds(jobs, machines, round_policy("fifo_packed"), table, pairs=pairs).run()
+    first = [segment for segment in result.segments if segment.start_s == 0]
+    places = {segment.job: segment.allocation.parts for segment in first}
+    assert sorted(places) == [0, 1, 2, 3], "the fifth finds nobody who has a device to himself"
+    assert places[1] == places[2]
+    assert places[0] == places[3]
 
 
 PACKED = [name for name, policy in ROUND_POLICIES.items() if policy.packs]

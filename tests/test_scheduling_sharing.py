@@ -23,6 +23,7 @@ from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.result import Result
 from foretrain.scheduling.sharing import Interference, Manners, MannersOfKinds, MeasuredPairs, speed_beside
 from foretrain.scheduling.sharing.fitting import PairSpeed, fit_manners
+from foretrain.scheduling.sharing.link import Bursts, excess
 from foretrain.scheduling.sharing.use import WAYS, ByUse, Use, way
 from foretrain.scheduling.simulator import Settings, Simulation
 from foretrain.scheduling.speeds import ThroughputTable
@@ -242,10 +243,13 @@ def test_pairs_that_do_not_fit_into_memory_are_not_made() -> None:
     assert found.start_s.tolist()[2] == 0
 
 
-def test_driples_figures_tell_how_busy_a_template_keeps_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driples_figures_tell_how_a_template_uses_device_memory_and_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from foretrain.job import Job
     from foretrain.predictors import get
     from foretrain.predictors.driple import resources
+    from foretrain.predictors.driple.whitebox import rank_link_bytes_per_s
     from foretrain.scheduling.sharing.uses import driple_uses, forecast_uses
 
     tables = {
@@ -253,12 +257,65 @@ def test_driples_figures_tell_how_busy_a_template_keeps_its_device(monkeypatch: 
         "training": {"global_batch": 8, "image": 32, "classes": 10},
         "cluster": {"device": "h200"},
     }
-    templates, roofline = {"small": Job.read(tables)}, get("roofline")
-    monkeypatch.setattr(resources, "resource_figures", lambda job: {"device_utilization": 0.25})
-    by_driple = driple_uses(roofline, templates, "h200")["small"]
-    by_forecast = forecast_uses(roofline, templates, "h200")["small"]
-    assert by_driple.busy == 0.25
-    assert (by_driple.kernel_s, by_driple.memory_bytes) == (by_forecast.kernel_s, by_forecast.memory_bytes)
+    small, roofline = Job.read(tables), get("roofline")
+    by_forecast = forecast_uses(roofline, {"small": small}, "h200")["small"]
+    figures = {"device_utilization": 0.25, "memory_utilization_peak": 0.5}
+    figures |= {"network_rx_idle_s": 0.03, "network_rx_active_s": 0.01}
+    figures |= {"network_rx_peak": 0.75 * rank_link_bytes_per_s(small)}
+    figures |= {"network_tx_idle_s": 0.0, "network_tx_active_s": 0.0, "network_tx_peak": 0.0}
+    monkeypatch.setattr(resources, "resource_figures", lambda job: figures)
+    use = driple_uses(roofline, {"small": small}, "h200")["small"]
+    assert (use.busy, use.kernel_s) == (0.25, by_forecast.kernel_s)
+    assert use.memory_bytes == 0.5 * small.cluster.device.memory_bytes
+    assert use.received == Bursts(active=0.25, peak=0.75)
+    assert use.sent == Bursts()
+
+
+def test_driples_own_figures_are_uses() -> None:
+    from foretrain.job import Job
+    from foretrain.predictors import get
+    from foretrain.scheduling.sharing.uses import driple_uses
+
+    tables = {
+        "model": {"source": "torchvision", "name": "resnet18"},
+        "training": {"global_batch": 64, "image": 64, "classes": 10},
+        "cluster": {"device": "h200"},
+    }
+    use = driple_uses(get("roofline"), {"small": Job.read(tables)}, "h200")["small"]
+    assert 0 < use.busy <= 1
+    assert 0 < use.memory_bytes < 141e9
+    assert 0 < use.received.active <= 1
+    assert 0 < use.received.peak <= 1
+
+
+shares = st.floats(0.0, 1.0)
+bursts = st.builds(Bursts, active=shares, peak=shares)
+
+
+@given(one=bursts, other=bursts)
+def test_bursts_cost_alike_and_only_where_the_link_is_too_slow(one: Bursts, other: Bursts) -> None:
+    waits = excess(one, [other])
+    assert waits == excess(other, [one])
+    assert 0 <= waits <= min(one.active, other.active)
+    assert (waits > 0) <= (one.peak + other.peak > 1)
+    assert excess(one, []) == 0
+
+
+def test_jobs_that_send_at_once_over_one_link_are_slower_beside_each_other() -> None:
+    loads, sends = Bursts(active=0.5, peak=1.0), Bursts(active=0.5, peak=0.6)
+    kinds = ByUse(
+        {
+            "loads": Use(busy=0.2, received=loads),
+            "loads too": Use(busy=0.2, received=loads),
+            "sends": Use(busy=0.2, sent=sends),
+            "idle": Use(busy=0.2),
+        },
+        way("turns"),
+    )
+    alone = kinds.speed("h200", "loads", ["idle"])
+    assert kinds.speed("h200", "loads", []) == 1
+    assert kinds.speed("h200", "loads", ["loads too"]) == pytest.approx(alone / 1.25)
+    assert kinds.speed("h200", "loads", ["sends"]) == alone, "the other way"
 
 
 def test_driples_figures_need_templates() -> None:

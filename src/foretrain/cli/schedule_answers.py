@@ -126,6 +126,10 @@ def _cells_of(change: Change) -> list[str]:
     ]
 
 
+def _shown(value: float | tuple[float, ...]) -> str:
+    return ", ".join(f"{each:.4g}" for each in value) if isinstance(value, tuple) else f"{value:.4g}"
+
+
 def answer_search(
     jobs: Trace, scenarios: Sequence[Scenario], trials: int, *, as_json: bool, **how: Any
 ) -> None:
@@ -158,7 +162,7 @@ def answer_search(
     ]
     heads = ["policy", "first half", "tuned", "second half", "tuned there", "change"]
     lines = [
-        f"{each.policy}: " + ", ".join(f"{name} = {value:.4g}" for name, value in each.parameters.items())
+        f"{each.policy}: " + ", ".join(f"{name} = {_shown(value)}" for name, value in each.parameters.items())
         for each in found
     ]
     show(table(heads, rows, right=heads[1:]), *lines)

@@ -55,10 +55,16 @@ class MaxSumThroughputForCost(MaxSumThroughput):
     name = "max_sum_throughput_normalized_by_cost_perf"
 
     def value(self, devices: Sequence[str]) -> Column:
-        prices = [_price(device) for device in devices]
-        known = [price for price in prices if price]
-        dearest = max(known, default=1.0)
-        return np.array([1.0 / (price or dearest) for price in prices])
+        return per_dollar(devices)
+
+
+def per_dollar(devices: Sequence[str]) -> Column:
+    """Hours of devices for a dollar, by the prices of the catalogue; one without a price counts as the
+    dearest."""
+    prices = [_price(device) for device in devices]
+    known = [price for price in prices if price]
+    dearest = max(known, default=1.0)
+    return np.array([1.0 / (price or dearest) for price in prices])
 
 
 class _Keeping(RoundPolicy):

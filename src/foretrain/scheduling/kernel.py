@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from enum import IntEnum
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 
@@ -29,11 +29,6 @@ _ROOM = 1024
 """Events below which none is thrown out."""
 
 
-def _holds(event: Event) -> bool:
-    """Whether what an event is about is still of the version for which it was set."""
-    return bool(getattr(event[3], "version", event[4]) == event[4])
-
-
 class Events:
     """A heap of events to come."""
 
@@ -44,16 +39,19 @@ class Events:
         self._most = _ROOM
 
     def push(self, time_s: float, kind: int, about: Any, version: int = 0) -> None:
-        heapq.heappush(self.heap, (time_s, kind, next(self._serial), about, version))
+        heappush(self.heap, (time_s, kind, next(self._serial), about, version))
 
     def pop(self) -> Event:
-        return heapq.heappop(self.heap)
+        return heappop(self.heap)
 
     def prune(self) -> None:
-        """Once there are twice as many as there were, throw out those that do not hold any more."""
+        """Once there are twice as many as there were, throw out those that do not hold any more: what they
+        are about is of another version than that for which they were set."""
         if len(self.heap) > self._most:
-            self.heap[:] = filter(_holds, self.heap)
-            heapq.heapify(self.heap)
+            self.heap[:] = [
+                event for event in self.heap if getattr(event[3], "version", event[4]) == event[4]
+            ]
+            heapify(self.heap)
             self._most = max(_ROOM, 2 * len(self.heap))
 
     @property

@@ -72,6 +72,23 @@ class Division:
         assert best is not None
         return self._shares(best)
 
+    def greatest(self, worth: Column, value: Column, floor: Column) -> Column | None:
+        """Shares for which the sum of throughputs, each times the worth of its job and the value of the kind
+        of device, is greatest, and every job has at least its floor; None where there are none."""
+        units, _ = self._shape
+        gain = (self._throughput.T @ worth) * np.tile(value, units)
+        solution = _scipy("optimize").linprog(
+            -gain,
+            A_ub=_scipy("sparse").vstack([-self._throughput, self._limits]).tocsr(),
+            b_ub=np.concatenate([-floor * (1 - _SLACK), self._room]),
+            bounds=self._bounds,
+            method="highs",
+        )
+        if solution.status != 0:
+            return None
+        shares: Column = solution.x.reshape(self._shape).clip(0.0, 1.0)
+        return shares
+
     def reaching(self, floor: Column) -> Column | None:
         """Shares for which every job has at least so much throughput; None where there are none."""
         scale = 1 / np.maximum(floor, _SLACK)

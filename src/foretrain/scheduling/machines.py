@@ -179,16 +179,17 @@ class Machines:
         """Hold GPUs; an error names the first one that is not free."""
         if allocation.share < FULL:
             return self._take_share(allocation)
-        if len(allocation.parts) == 1:
-            ((node, mask),) = allocation.parts
+        parts = allocation.parts
+        if len(parts) == 1:
+            node, mask = parts[0]
             free = self._free[node]
             if free & mask == mask:
                 return self._set_free(node, free ^ mask)
-        for node, mask in allocation.parts:
+        for node, mask in parts:
             held = mask & ~self._free[node]
             if held:
                 raise DoubleAllocation(f"GPU {next(bits(held))} of node {node} is not free")
-        for node, mask in allocation.parts:
+        for node, mask in parts:
             self._set_free(node, self._free[node] ^ mask)
         return None
 
@@ -213,11 +214,11 @@ class Machines:
     def _set_free(self, node: int, mask: int) -> None:
         pool, free = self._pool_at[node], self._free
         before, after = free[node].bit_count(), mask.bit_count()
-        bit, by_free = self._bit[node], pool.by_free
+        bit, by_free, more = self._bit[node], pool.by_free, after - before
         by_free[before] ^= bit
         by_free[after] ^= bit
-        pool.free += after - before
-        pool.rack_free[self._rack[node]] += after - before
+        pool.free += more
+        pool.rack_free[self._rack[node]] += more
         free[node] = mask
 
     # Nodes that fail and come back; whoever held their GPUs gives them back before, or while they are down

@@ -141,7 +141,69 @@ class FinishTimeFairnessPacked(Packing):
         return best
 
 
+class FifoPacked(RoundPolicy):
+    """By arrival; each job is given to its fastest kind of device with room and keeps it.
+
+    The first that finds none goes beside the job with which both together do most, of those that have a
+    device to themselves; where nobody bears it, it waits, and all behind it.
+    """
+
+    name = "fifo_packed"
+    knows_devices = True
+    packs = True
+    whole = True
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._kept: dict[tuple[int, ...], str] = {}
+        """Kinds of devices, by the number of the job, or of two."""
+
+    def allot(self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float) -> Column:
+        return self.allot_with_pairs(jobs, (), devices, now_s)
+
+    def allot_with_pairs(
+        self, jobs: Sequence[Leased], pairs: Sequence[Pair], devices: Mapping[str, int], now_s: float
+    ) -> Column:
+        present = {job.number: job for job in jobs}
+        staying = {
+            tuple(number for number in key if number in present): device for key, device in self._kept.items()
+        }
+        self._kept = {key: device for key, device in staying.items() if key}
+        left = dict(devices)
+        for key, device in self._kept.items():
+            left[device] -= present[key[0]].gpus
+        placed = {number for key in self._kept for number in key}
+        for job in sorted(jobs, key=lambda job: job.number):
+            if job.number in placed:
+                continue
+            fitting = [device for device in left if left[device] >= job.gpus and job.rates[device] > 0]
+            if fitting:
+                device = max(fitting, key=lambda device: job.rates[device])
+                left[device] -= job.gpus
+                self._kept[job.key] = device
+            elif (pair := self._best(job, pairs)) is not None:
+                mate = next(other for other in pair.jobs if other is not job)
+                self._kept[pair.key] = self._kept.pop(mate.key)
+            else:
+                break
+        units: list[Leased | Pair] = [*jobs, *pairs]
+        return np.array([[float(self._kept.get(unit.key) == device) for device in devices] for unit in units])
+
+    def _best(self, job: Leased, pairs: Sequence[Pair]) -> Pair | None:
+        """Of a job that waits with one that has a device to itself: the pair that does most together."""
+        best, most = None, 0.0
+        for pair in pairs:
+            mates = [other for other in pair.jobs if other is not job]
+            device = self._kept.get(mates[0].key) if len(mates) == 1 else None
+            if device is not None and min(pair.rates[device]) > 0:
+                rates = zip(pair.jobs, pair.rates[device], strict=True)
+                together = sum(rate / each.rates[device] for each, rate in rates)
+                if together > most:
+                    best, most = pair, together
+        return best
+
+
 PACKED_POLICIES = (
     *(WaterFilling, WaterFillingPerf, MaxMinFairnessPacked, WaterFillingPacked),
-    *(MinTotalDurationPacked, FinishTimeFairnessPacked),
+    *(MinTotalDurationPacked, FinishTimeFairnessPacked, FifoPacked),
 )

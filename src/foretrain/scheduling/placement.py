@@ -103,18 +103,18 @@ def pack(pool: Pool, gpus: int, among: int = -1) -> Counts:
     if among == -1 and gpus <= most:
         for nodes in by_free[gpus:]:
             if nodes:
-                return [(_first(nodes), gpus)]
+                return [((nodes & -nodes).bit_length() - 1, gpus)]
+    left = list(by_free) if among == -1 else [nodes & among for nodes in by_free]
     while True:
         for free in range(gpus, most + 1):
-            if nodes := by_free[free] & among:
+            if nodes := left[free]:
                 counts.append((_first(nodes), gpus))
                 return counts
         for free in range(min(most, gpus - 1), 0, -1):
-            if nodes := by_free[free] & among:
+            if nodes := left[free]:
                 break
-        node = _first(nodes)
-        counts.append((node, free))
-        among &= ~(1 << node)
+        counts.append((_first(nodes), free))
+        left[free] = nodes & (nodes - 1)
         gpus -= free
 
 

@@ -18,7 +18,8 @@ class Places:
     def __init__(
         self, machines: Machines, rates: Rates, placement: Placement, settings: Settings, mates: Mates | None
     ) -> None:
-        self._machines, self._rates, self._placement = machines, rates, placement
+        self._machines, self._rates = machines, rates
+        self._choose, self._pick = placement.choose, machines.pick
         self._sharing, self._mates = settings.sharing, mates
         self._shares = settings.sharing or mates is not None
         self._mixed = settings.mixed_gangs
@@ -89,7 +90,7 @@ class Places:
         return allocation if self._rates.on(job.spec, allocation) > 0 else None
 
     def _free(self, pool: Pool, gpus: int) -> Allocation:
-        return self._machines.pick(pool.number, self._placement.choose(self._machines, pool, gpus))
+        return self._pick(pool.number, self._choose(self._machines, pool, gpus))
 
     def _share(self, job: Active) -> int:
         if self._mates is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foretrain.errors import unknown
+from foretrain.scheduling.deadline_policies import DEADLINE_POLICIES
 from foretrain.scheduling.gavel_policies import GAVEL_POLICIES
 from foretrain.scheduling.packed_policies import PACKED_POLICIES
 from foretrain.scheduling.programmes import fairest, least_worst_ratio, soonest
@@ -146,7 +147,7 @@ ROUND_POLICIES: dict[str, type[RoundPolicy]] = {
     policy.name: policy
     for policy in (
         *(RoundFifo, MaxMinFairness, MaxMinFairnessPerf, FinishTimeFairness, FinishTimeFairnessPerf),
-        *(MinTotalDuration, MinTotalDurationPerf, *GAVEL_POLICIES, *PACKED_POLICIES),
+        *(MinTotalDuration, MinTotalDurationPerf, *GAVEL_POLICIES, *PACKED_POLICIES, *DEADLINE_POLICIES),
     )
 }
 

@@ -20,7 +20,8 @@ _AT_ONCE = 8
 """Trials that are asked for before the results of any are told, whatever the number of processes, so that it
 does not change what is found."""
 
-Value = float | int | bool
+Number = float | int | bool
+Value = Number | tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +43,16 @@ class Found:
 
 
 def space(policy: str) -> dict[str, Value]:
-    """The parameters of a policy that can be tuned, with their defaults."""
+    """The parameters of a policy that can be tuned, with their defaults: numbers and sequences of them."""
     signature = inspect.signature(type(policies.get(policy)).__init__)
     defaults = {name: parameter.default for name, parameter in signature.parameters.items() if name != "self"}
-    return {
-        name: value
-        for name, value in defaults.items()
-        if isinstance(value, (bool, int, float)) and (isinstance(value, bool) or value != 0)
-    }
+    return {name: value for name, value in defaults.items() if _tunable(value)}
+
+
+def _tunable(value: object) -> bool:
+    if isinstance(value, tuple):
+        return len(value) > 0 and all(_tunable(each) and not isinstance(each, bool) for each in value)
+    return isinstance(value, bool) or (isinstance(value, (int, float)) and value != 0)
 
 
 def search(
@@ -108,7 +111,7 @@ def _tuned(
         return spread.run([(half, dataclasses.replace(scenario, parameters=each)) for each in parameters])
 
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=scenario.seed))
-    study.enqueue_trial(defaults)
+    study.enqueue_trial(_numbers(defaults))
     finished = 0
     while finished < trials:
         asked = [study.ask() for _ in range(min(_AT_ONCE, trials - finished))]
@@ -117,7 +120,7 @@ def _tuned(
             study.tell(trial, score)
         finished += len(asked)
         done(finished)
-    best = {name: study.best_params[name] for name in defaults}
+    best = _parameters(study.best_params, defaults)
     unseen_s, unseen_default_s = scores([best, {}], 1)
     return Found(
         policy=scenario.policy,
@@ -131,8 +134,8 @@ def _tuned(
 
 
 def _suggested(trial: Any, defaults: Mapping[str, Value]) -> dict[str, Value]:
-    found: dict[str, Value] = {}
-    for name, value in defaults.items():
+    found: dict[str, Number] = {}
+    for name, value in _numbers(defaults).items():
         if isinstance(value, bool):
             found[name] = trial.suggest_categorical(name, [False, True])
         elif isinstance(value, int):
@@ -142,6 +145,37 @@ def _suggested(trial: Any, defaults: Mapping[str, Value]) -> dict[str, Value]:
         else:
             low, high = sorted((value / _WIDTH, value * _WIDTH))
             found[name] = trial.suggest_float(name, low, high, log=value > 0)
+    return _parameters(found, defaults)
+
+
+def _numbers(parameters: Mapping[str, Value]) -> dict[str, Number]:
+    """Every number by itself; those of a sequence by their places.
+
+    >>> _numbers({"limits": (1.0, 2.0), "depth": 3})
+    {'limits.0': 1.0, 'limits.1': 2.0, 'depth': 3}
+    """
+    found: dict[str, Number] = {}
+    for name, value in parameters.items():
+        if isinstance(value, tuple):
+            found |= {f"{name}.{place}": each for place, each in enumerate(value)}
+        else:
+            found[name] = value
+    return found
+
+
+def _parameters(numbers: Mapping[str, Number], defaults: Mapping[str, Value]) -> dict[str, Value]:
+    """The other way round. A sequence whose default rises does so whatever is tried.
+
+    >>> _parameters({"limits.0": 5.0, "limits.1": 4.0}, {"limits": (1.0, 2.0)})
+    {'limits': (4.0, 5.0)}
+    """
+    found: dict[str, Value] = {}
+    for name, default in defaults.items():
+        if isinstance(default, tuple):
+            values = [numbers[f"{name}.{place}"] for place in range(len(default))]
+            found[name] = tuple(sorted(values) if list(default) == sorted(default) else values)
+        else:
+            found[name] = numbers[name]
     return found
 
 

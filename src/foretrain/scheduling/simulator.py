@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.scheduling.active import Active
@@ -47,14 +47,9 @@ class PolicyError(ForetrainError):
     """A policy did what no policy may; the message names it."""
 
 
-class _Taken(NamedTuple):
-    """What changes of a job that is taken off, for the case that it is started again at the same moment."""
-
-    allocation: Allocation
-    done: float
-    attained_gpu_s: float
-    overhead_gpu_s: float
-    ran_s: float
+_Taken = tuple[Allocation, float, float, float, float]
+"""What changes of a job that is taken off, for the case that it is started again at the same moment: its
+GPUs, what it has done, GPU time received and spent in overhead, run time."""
 
 
 class Simulation:
@@ -147,7 +142,10 @@ class Simulation:
 
     def remaining_nominal_s(self, job: Active, *, truly: bool = False) -> float:
         """The same on the fastest GPUs, wherever it runs, so that jobs compare; ``truly`` is for oracles."""
-        left = (job.work if truly else job.estimated_work) - self.done(job)
+        done = job.done
+        if job.allocation is not None and self.now > job.ready_s:
+            done += (self.now - job.ready_s) * job.rate
+        left = (job.work if truly else job.estimated_work) - done
         return left / job.nominal_rate if left > 0 else 0.0
 
     def done(self, job: Active) -> float:
@@ -175,20 +173,16 @@ class Simulation:
         self, job: Active, *, gpus: int | None = None, pool: Pool | None = None, on: Allocation | None = None
     ) -> None:
         """Run a waiting job: on GPUs that the placement chooses, or on those given."""
-        self._known(job, "start")
-        if self._patience.starts_too_often(len(self.waiting) + len(self.running)):
+        if not isinstance(job, Active) or self.waiting.get(job.number) is not job:
+            raise self._not_waiting(job)
+        if self._patience.starts_too_often(self.waiting, self.running):
             endless = f"starts jobs {self._patience.acts:,} times at one moment and comes to no end"
             raise self._misbehaved(f"{endless} (last: {job.spec.name!r})")
-        if job.allocation is not None:
-            raise self._misbehaved(f"starts job {job.spec.name!r}, which is running already")
-        if job.number not in self.waiting:
-            not_there = "which is not waiting (finished, or not yet there)"
-            raise self._misbehaved(f"starts job {job.spec.name!r}, {not_there}")
         count = job.gpus if gpus is None else gpus
         if count != job.gpus and not job.spec.fewest <= count <= job.spec.most:
             allowed = f"{job.spec.fewest} to {job.spec.most}"
             raise self._misbehaved(f"gives job {job.spec.name!r} {count} GPUs; it takes {allowed}")
-        if self._taken and on is None and self._keeps(job, count, pool):
+        if job.number in self._taken and on is None and self._keeps(job, count, pool):
             return
         allocation = self._place(job, count, pool) if on is None else on
         if on is not None and (on.gpus != count or sum(on.shape) != count):
@@ -204,14 +198,13 @@ class Simulation:
 
     def _keeps(self, job: Active, count: int, pool: Pool | None) -> bool:
         """Whether a job taken off at this very moment goes on with its GPUs, as if nothing had happened."""
-        taken = self._taken.get(job.number)
-        if taken is None or taken.allocation.gpus != count:
+        taken = self._taken[job.number]
+        allocation = taken[0]
+        if allocation.gpus != count or (pool is not None and pool.number != allocation.pool):
             return False
-        if (pool is not None and pool.number != taken.allocation.pool) or not self.machines.has(
-            taken.allocation
-        ):
+        if not self.machines.has(allocation):
             return False
-        self.machines.take(taken.allocation)
+        self.machines.take(allocation)
         del self._taken[job.number], self.waiting[job.number]
         self._segments.take_back(job.number)
         job.preemptions -= 1
@@ -228,7 +221,7 @@ class Simulation:
         self._known(job, "preempt")
         if job.allocation is None:
             raise self._misbehaved(f"preempts job {job.spec.name!r}, which is not running")
-        taken = _Taken(job.allocation, job.done, job.attained_gpu_s, job.overhead_gpu_s, job.ran_s)
+        taken = (job.allocation, job.done, job.attained_gpu_s, job.overhead_gpu_s, job.ran_s)
         job.preemptions += 1
         self._stop(job, "preempted")
         self._events.prune()
@@ -415,11 +408,21 @@ class Simulation:
         job.since_s = self.now
         job.ready_s = job.kept_s = self.now + job.overhead_s
         job.kept = job.done
-        job.overhead_gpu_s += job.overhead_s * allocation.gpus
-        job.overhead_s = 0.0
+        if job.overhead_s:
+            job.overhead_gpu_s += job.overhead_s * allocation.gpus
+            job.overhead_s = 0.0
         if job.first_start_s is None:
             job.first_start_s = self.now
-        job.rate = self._rates.on(job.spec, allocation)
+        pools = job.pools
+        if (
+            len(allocation.parts) == 1
+            and allocation.gpus == job.gpus
+            and len(pools) == 1
+            and allocation.pool == pools[0].number
+        ):
+            job.rate = job.nominal_rate  # as most jobs: on one node, of the only pool that they can use
+        else:
+            job.rate = self._rates.on(job.spec, allocation)
         if job.rate <= 0:
             device = self.machines.pools[allocation.pool].device
             raise self._misbehaved(f"runs job {job.spec.name!r} on {device}, where it cannot run")
@@ -508,6 +511,14 @@ class Simulation:
         return True
 
     # Small things
+
+    def _not_waiting(self, job: Active) -> PolicyError:
+        """Why a job cannot be started."""
+        self._known(job, "start")
+        if job.allocation is not None:
+            return self._misbehaved(f"starts job {job.spec.name!r}, which is running already")
+        not_there = "which is not waiting (finished, or not yet there)"
+        return self._misbehaved(f"starts job {job.spec.name!r}, {not_there}")
 
     def _known(self, job: object, verb: str) -> None:
         if not isinstance(job, Active) or job.number >= self._count or self.jobs[job.number] is not job:

@@ -168,7 +168,7 @@ class Scenario:
     redraw: bool = False
     """Whether seeds other than 0 draw another workload like the trace."""
     seed: int = 0
-    parameters: Mapping[str, float | int | bool] = field(default_factory=dict)
+    parameters: Mapping[str, float | int | bool | tuple[float, ...]] = field(default_factory=dict)
     """Of the policy, in place of its own."""
     spot: Spot | None = None
 

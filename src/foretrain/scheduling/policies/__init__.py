@@ -42,7 +42,7 @@ def names() -> tuple[str, ...]:
     return tuple(_WHERE)
 
 
-def get(name: str, parameters: Mapping[str, float | int | bool] | None = None) -> Policy:
+def get(name: str, parameters: Mapping[str, float | int | bool | tuple[float, ...]] | None = None) -> Policy:
     """A new policy, by name or as ``file.py:Class``; with parameters of its own where they are given."""
     if name in _WHERE:
         module, _, attribute = _WHERE[name].partition(":")

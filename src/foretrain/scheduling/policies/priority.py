@@ -6,9 +6,10 @@ is.
 
 from __future__ import annotations
 
-import heapq
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import ClassVar
 
 from foretrain.scheduling.machines import Pool
 from foretrain.scheduling.policies.base import Policy
@@ -17,14 +18,17 @@ from foretrain.scheduling.simulator import Active, Simulation
 Key = tuple[float, ...]
 Request = tuple[int, tuple[int, ...], float, str]
 """GPUs, where they may be, the share of each, and the kind of job where that decides who may share."""
-Head = tuple[Key, int, Active, Request]
-Ranked = tuple[Key, int, int, Active]
-"""A running job by its key and number, with the version for which that holds."""
+Waiting = tuple[float, Key, int, Active]
+"""A waiting job by its key and number; the key's first figure stands before it, since comparing two floats is
+faster than two tuples."""
+Head = tuple[float, Key, int, Active, Request]
+Ranked = tuple[float, Key, int, int, Active]
+"""A running job in the same way, with the version for which that holds."""
 
 _SLACK_S = 1e-6
 """A job must be better by more than this to take another one's GPUs, so that rounding never does."""
-_MOST_STALE = 4
-"""Entries of the ranking per running job beyond which those of jobs that stopped are thrown out."""
+_LEAST_RANKED = 1024
+"""Entries of the ranking below which those of jobs that stopped are not thrown out."""
 
 
 def request(job: Active, kind: str = "") -> Request:
@@ -38,7 +42,7 @@ class Greedy(Policy):
     """The best waiting job that fits, again and again; running jobs are left alone."""
 
     def __init__(self) -> None:
-        self._heaps: dict[Request, list[tuple[Key, int, Active]]] = {}
+        self._heaps: dict[Request, list[Waiting]] = {}
 
     @abstractmethod
     def key(self, cluster: Simulation, job: Active) -> Key:
@@ -46,19 +50,20 @@ class Greedy(Policy):
 
     def waits(self, cluster: Simulation, job: Active) -> None:
         wanted = request(job, "" if cluster.settings.pairs is None else job.spec.kind)
-        heapq.heappush(self._heaps.setdefault(wanted, []), (self.key(cluster, job), job.number, job))
+        key = self.key(cluster, job)
+        heappush(self._heaps.setdefault(wanted, []), (key[0], key, job.number, job))
 
     def decide(self, cluster: Simulation) -> None:
         heads = self._heads(cluster)
-        heapq.heapify(heads)
+        heapify(heads)
         while heads:
-            _, _, job, wanted = heapq.heappop(heads)
+            *_, job, wanted = heappop(heads)
             if cluster.fits(job):
                 heap = self._heaps[wanted]
-                heapq.heappop(heap)
+                heappop(heap)
                 cluster.start(job)
                 if heap:
-                    heapq.heappush(heads, (*heap[0], wanted))
+                    heappush(heads, (*heap[0], wanted))
 
     def _heads(self, cluster: Simulation) -> list[Head]:
         """The best job of each request, but for those that plainly cannot start now."""
@@ -81,6 +86,7 @@ class Preemptive(Greedy):
     def __init__(self) -> None:
         super().__init__()
         self._worst: list[Ranked] = []
+        self._most_ranked = _LEAST_RANKED
         self._acting = False
 
     @abstractmethod
@@ -96,73 +102,80 @@ class Preemptive(Greedy):
             super().waits(cluster, job)
 
     def decide(self, cluster: Simulation) -> None:
-        heads, others = self._candidates(cluster)
+        heads = self._candidates(cluster)
         if not heads:
             return
-        heapq.heapify(heads)
-        left = [pool.free for pool in cluster.machines.pools]
+        heapify(heads)
+        at_once = [head[4] for head in heads]
+        left, beats, heaps = [pool.free for pool in cluster.machines.pools], self.beats, self._heaps
         starts: list[tuple[Active, Pool]] = []
         victims: dict[int, Active] = {}
+        others: list[Head] | None = None
         while heads:
-            key, number, job, wanted = heapq.heappop(heads)
-            heap = self._heaps[wanted]
-            if not heap or heap[0][2] is not job:
+            _, key, number, job, wanted = heappop(heads)
+            heap = heaps[wanted]
+            if not heap or heap[0][3] is not job:
                 continue  # planned already, or behind one that gave way
             pool, made_room = self._place(cluster, job, left), False
             if pool is None:
                 worst = self._worst_key()
-                if worst is None or not self.beats(cluster, key, worst):
+                if worst is None or not beats(cluster, key, worst):
                     continue
                 found = self._victims(cluster, job, key, left)
                 if found is None:
                     continue
                 pool, gives_way = found
+                if others is None:  # they need what is left over of those who give way
+                    others = [(*h[0], w) for w, h in heaps.items() if h and w not in at_once]
                 for victim in gives_way:
                     self._give_way(cluster, victim, left, others)
                     victims[victim.number] = victim
                 made_room = True
-            heapq.heappop(heap)
+            heappop(heap)
             left[pool.number] -= job.gpus
-            if made_room and (room := max(left)):
+            if made_room and others and (room := max(left)):
                 for other in others:
-                    if other[3][0] <= room:
-                        heapq.heappush(heads, other)
-                others = [other for other in others if other[3][0] > room]
+                    if other[4][0] <= room:
+                        heappush(heads, other)
+                others = [other for other in others if other[4][0] > room]
             if job.allocation is not None and job.allocation.pool == pool.number:
                 del victims[number]
                 self._rank(cluster, job)
             else:
                 starts.append((job, pool))
             if heap:
-                heapq.heappush(heads, (*heap[0], wanted))
+                heappush(heads, (*heap[0], wanted))
         self._act(cluster, victims.values(), starts)
 
-    def _candidates(self, cluster: Simulation) -> tuple[list[Head], list[Head]]:
-        """The best job of each request: those that may start now, and those that need what is left over."""
+    def _candidates(self, cluster: Simulation) -> list[Head]:
+        """The best job of each request, but for those that cannot start as things stand."""
         pools = cluster.machines.pools
         room = pools[0].free if len(pools) == 1 else max(pool.free for pool in pools)
         worst, beats = self._worst_key(), self.beats
-        now: list[Head] = []
-        later: list[Head] = []
-        for wanted, heap in self._heaps.items():
-            if heap:
-                key, number, job = heap[0]
-                if wanted[0] <= room or (worst is not None and beats(cluster, key, worst)):
-                    now.append((key, number, job, wanted))
-                else:
-                    later.append((key, number, job, wanted))
-        return now, later
+        return [
+            (*heap[0], wanted)
+            for wanted, heap in self._heaps.items()
+            if heap and (wanted[0] <= room or (worst is not None and beats(cluster, heap[0][1], worst)))
+        ]
 
     def _worst_key(self) -> Key | None:
         """Of the running job that would be taken off first."""
-        while self._worst and not _current(self._worst[0]):
-            heapq.heappop(self._worst)
-        return self._worst[0][0] if self._worst else None
+        ranked = self._worst
+        while ranked:
+            _, key, _, version, job = ranked[0]
+            if job.version == version and job.allocation is not None:
+                return key
+            heappop(ranked)
+        return None
 
     def _place(self, cluster: Simulation, job: Active, left: list[int]) -> Pool | None:
         """Where a job has room; one that was to give way stays where it is, if it can."""
-        if job.allocation is not None and left[job.allocation.pool] >= job.gpus:
-            return cluster.machines.pools[job.allocation.pool]
+        held = job.allocation
+        if held is not None and left[held.pool] >= job.gpus:
+            return cluster.machines.pools[held.pool]
+        pools = job.pools
+        if len(pools) == 1:
+            return pools[0] if left[pools[0].number] >= job.gpus else None
         return cluster.fastest(job, left)
 
     def _give_way(self, cluster: Simulation, victim: Active, left: list[int], others: list[Head]) -> None:
@@ -171,8 +184,9 @@ class Preemptive(Greedy):
         left[victim.allocation.pool] += victim.allocation.gpus
         wanted = request(victim)
         heap = self._heaps.setdefault(wanted, [])
-        entry = (self.key(cluster, victim), victim.number, victim)
-        heapq.heappush(heap, entry)
+        key = self.key(cluster, victim)
+        entry = (key[0], key, victim.number, victim)
+        heappush(heap, entry)
         if heap[0] is entry:
             others.append((*entry, wanted))
 
@@ -184,12 +198,13 @@ class Preemptive(Greedy):
         taken: dict[int, list[Ranked]] = {number: [] for number in room}
         passed: list[Ranked] = []
         enough = None
-        ranked = self._worst
+        ranked, beats = self._worst, self.beats
         while ranked and enough is None:
             entry = ranked[0]
-            held = entry[3].allocation
-            if held is not None and entry[3].version == entry[2]:
-                if not self.beats(cluster, key, entry[0]):
+            _, running_key, _, version, other = entry
+            held = other.allocation
+            if held is not None and other.version == version:
+                if not beats(cluster, key, running_key):
                     break
                 if held.pool in room:
                     room[held.pool] += held.gpus
@@ -198,16 +213,16 @@ class Preemptive(Greedy):
                         enough = held.pool
                 else:
                     passed.append(entry)
-            heapq.heappop(ranked)
+            heappop(ranked)
         for entry in passed:
-            heapq.heappush(ranked, entry)
+            heappush(ranked, entry)
         for pool, entries in taken.items():
             if pool != enough:
                 for entry in entries:
-                    heapq.heappush(ranked, entry)
+                    heappush(ranked, entry)
         if enough is None:
             return None
-        return cluster.machines.pools[enough], [entry[3] for entry in taken[enough]]
+        return cluster.machines.pools[enough], [entry[4] for entry in taken[enough]]
 
     def _act(
         self, cluster: Simulation, victims: Iterable[Active], starts: Sequence[tuple[Active, Pool]]
@@ -225,15 +240,18 @@ class Preemptive(Greedy):
 
     def _rank(self, cluster: Simulation, job: Active) -> None:
         """File a running job under its key."""
-        if len(self._worst) > _MOST_STALE * (len(cluster.running) + 1):
-            self._worst[:] = filter(_current, self._worst)
-            heapq.heapify(self._worst)
-        heapq.heappush(self._worst, (self.running_key(cluster, job), -job.number, job.version, job))
+        ranked = self._worst
+        if len(ranked) > self._most_ranked:
+            ranked[:] = [entry for entry in ranked if _current(entry)]
+            heapify(ranked)
+            self._most_ranked = max(_LEAST_RANKED, 2 * len(ranked))
+        key = self.running_key(cluster, job)
+        heappush(ranked, (key[0], key, -job.number, job.version, job))
 
 
 def _current(entry: Ranked) -> bool:
     """Whether an entry still holds: the job runs on, under this key."""
-    return entry[3].allocation is not None and entry[3].version == entry[2]
+    return entry[4].version == entry[3] and entry[4].allocation is not None
 
 
 class ShortestJobFirst(Greedy):
@@ -252,24 +270,21 @@ class ShortestRemainingTimeFirst(Preemptive):
     """
 
     name = "srtf"
+    _truly: ClassVar[bool] = False
+    """Whether it is told the truth."""
 
     def key(self, cluster: Simulation, job: Active) -> Key:
-        return (self._remaining_s(cluster, job), job.arrival_s)
+        return (cluster.remaining_nominal_s(job, truly=self._truly), job.arrival_s)
 
     def running_key(self, cluster: Simulation, job: Active) -> Key:
-        return (-(cluster.now + self._remaining_s(cluster, job)), -job.arrival_s)
+        return (-(cluster.now + cluster.remaining_nominal_s(job, truly=self._truly)), -job.arrival_s)
 
     def beats(self, cluster: Simulation, waiting: Key, running: Key) -> bool:
         return waiting[0] < -running[0] - cluster.now - _SLACK_S
-
-    def _remaining_s(self, cluster: Simulation, job: Active) -> float:
-        return cluster.remaining_nominal_s(job)
 
 
 class Oracle(ShortestRemainingTimeFirst):
     """Shortest remaining time first, told the truth: what perfect predictions would give."""
 
     name = "oracle"
-
-    def _remaining_s(self, cluster: Simulation, job: Active) -> float:
-        return cluster.remaining_nominal_s(job, truly=True)
+    _truly = True

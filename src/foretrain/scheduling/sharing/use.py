@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from foretrain.errors import ForetrainError, invalid, unknown
 from foretrain.scheduling.sharing.interference import Interference
+from foretrain.scheduling.sharing.link import NO_BURSTS, Bursts, excess
 
 if TYPE_CHECKING:
     from foretrain.forecast import Forecast
@@ -36,6 +37,9 @@ class Use:
     """Mean time of a kernel."""
     memory_bytes: float = 0.0
     """Of the device's memory, at its peak; 0 where it is not known."""
+    received: Bursts = NO_BURSTS
+    """Over the device's link to its host; none where it is not known."""
+    sent: Bursts = NO_BURSTS
 
     def __post_init__(self) -> None:
         if not 0 < self.busy <= 1:
@@ -108,8 +112,8 @@ def way(name: str) -> Sharing:
 
 
 class ByUse(Interference):
-    """What sharing costs by the use that each kind of job makes of a device; one that is not known keeps it
-    busy all the time."""
+    """What sharing costs by the use that each kind of job makes of a device and of its link to the host; one
+    that is not known keeps the device busy all the time."""
 
     def __init__(self, uses: Mapping[str, Use], sharing: Sharing) -> None:
         self._uses, self._sharing = dict(uses), sharing
@@ -121,4 +125,7 @@ class ByUse(Interference):
         return self.use(kind).memory_bytes
 
     def speed(self, device: str, kind: str, others: Sequence[str]) -> float:
-        return self._sharing.speed(self.use(kind), [self.use(other) for other in others])
+        job, beside = self.use(kind), [self.use(other) for other in others]
+        waits = excess(job.received, (other.received for other in beside))
+        waits += excess(job.sent, (other.sent for other in beside))
+        return self._sharing.speed(job, beside) / (1.0 + waits)

@@ -6,11 +6,13 @@ import csv
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from foretrain.errors import InputError
 from foretrain.files import read_text
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
+from foretrain.scheduling.sharing.link import Bursts
 from foretrain.scheduling.sharing.use import LEAST_BUSY, Use
 from foretrain.scheduling.speeds import ThroughputTable, placed
 
@@ -27,7 +29,9 @@ def read_uses(path: Path) -> dict[str, Use]:
     found: dict[str, Use] = {}
     for number, row in enumerate(rows, start=2):
         try:
-            figures = {name: float(row[name]) for name in _COLUMNS[1:] if (row.get(name) or "").strip()}
+            figures: dict[str, Any] = {
+                name: float(row[name]) for name in _COLUMNS[1:] if (row.get(name) or "").strip()
+            }
             found[row["kind"]] = Use(**figures)
         except (InputError, ValueError, TypeError) as error:
             raise InputError(f"{path}:{number}: not a use of a device ({error})") from error
@@ -47,12 +51,29 @@ def forecast_uses(
 
 
 def driple_uses(predictor: Predictor, templates: Mapping[str, Job], device: str) -> dict[str, Use]:
-    """The same with the busy share that Driple gives, which counts waiting for data."""
+    """By Driple's figures: the busy share, which counts waiting for data, the share of the device's memory
+    that is held at its peak, and bursts over the link to the host; kernels are those of the forecasts."""
     from foretrain.predictors.driple.resources import resource_figures
+    from foretrain.predictors.driple.whitebox import rank_link_bytes_per_s
 
     found = {}
     for kind, job in templates.items():
         alone = placed(job, device, (1,))
-        busy = min(max(resource_figures(alone)["device_utilization"], LEAST_BUSY), 1.0)
-        found[kind] = dataclasses.replace(Use.of(predictor.predict(alone)), busy=busy)
+        figures, link = resource_figures(alone), rank_link_bytes_per_s(alone)
+        memory = figures["memory_utilization_peak"] * alone.cluster.device.memory_bytes
+        found[kind] = dataclasses.replace(
+            Use.of(predictor.predict(alone)),
+            busy=min(max(figures["device_utilization"], LEAST_BUSY), 1.0),
+            memory_bytes=memory,
+            received=_bursts(figures, "network_rx", link),
+            sent=_bursts(figures, "network_tx", link),
+        )
     return found
+
+
+def _bursts(figures: Mapping[str, float], resource: str, link_bytes_per_s: float) -> Bursts:
+    idle_s, active_s = figures[f"{resource}_idle_s"], figures[f"{resource}_active_s"]
+    return Bursts(
+        active=active_s / (active_s + idle_s) if active_s > 0 else 0.0,
+        peak=min(figures[f"{resource}_peak"] / link_bytes_per_s, 1.0),
+    )
