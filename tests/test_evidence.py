@@ -106,7 +106,7 @@ def test_many_devices_are_far_from_one_by_their_link_and_bandwidth() -> None:
     records = shipped()
     near, middle, far = (
         records.nearest(Key.of(cpus(*asked)), "deletepop")
-        for asked in ((4, "1 Gbit/s"), (16, "1 Gbit/s"), (16, "10 Mbit/s"))
+        for asked in ((4, "1 Gbit/s"), (128, "1 Gbit/s"), (128, "10 Mbit/s"))
     )
     assert near is not None
     assert middle is not None
