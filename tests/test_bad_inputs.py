@@ -447,6 +447,17 @@ predict job.json --catalog cat_infinite.toml -> cat_infinite.toml: devices.mine.
 predict job.json --catalog binary.toml -> binary.toml: the catalogue cannot be read
 predict job.json --breakdown colour -> --breakdown: 'colour' is not one of 'layer', 'operator', 'phase'
 predict job.json --depth 0 -> --depth: '0' is not greater than or equal to 1
+predict job.json --depth 3 -> --depth: changes nothing without --breakdown layer
+predict job.json --depth 3 --breakdown phase -> --depth: changes nothing without --breakdown layer
+predict job.json --html-seconds 5 -> --html-seconds: changes nothing without --html
+plan job.json --html-seconds 5 -> --html-seconds: changes nothing without --html
+predict job.json --schedule 1f1b -> --schedule: changes nothing here: orders the stages of a pipeline; give --pipeline
+predict job.json --sequence-parallel -> --sequence-parallel: changes nothing here: splits norms beside --tensor; give it
+predict job.json --mode infer --optimizer adamw -> --optimizer: changes nothing here: inference has no optimizer
+predict job.json --checkpoint-every 1h -> --checkpoint-every: changes nothing here: of a whole training; give --steps
+predict job.json --node-mtbf 10d -> --node-mtbf: changes nothing here: of a whole training; give --steps
+predict job.json --steps 100 --storage-bandwidth 2GB/s -> --storage-bandwidth: changes nothing here: checkpoints are written
+predict job.json --steps 100 --restart-time 5m -> --restart-time: changes nothing here: failures cost it; give --node-mtbf
 predict job.json --out x -> --out is for --jobs; --json prints one forecast, --trace and --html write files
 predict job.json --processes 2 -> --processes and --ray are for --jobs
 predict job.json --processes 0 -> --processes: '0' is not greater than or equal to 1
