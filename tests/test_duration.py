@@ -168,7 +168,7 @@ def test_sharding_on_one_device_is_said_to_save_nothing() -> None:
     def assumed(asked: Job) -> str:
         return "; ".join(Forecast(job=asked, predictor="x", quantities={}).all_assumptions)
 
-    assert "plan.shard: zero3 has one device to share state out to" in assumed(job(plan={"shard": "zero3"}))
+    assert "plan.shard: zero3 saves nothing on one device" in assumed(job(plan={"shard": "zero3"}))
     assert "plan.shard" not in assumed(job())
     assert "plan.shard" not in assumed(job({"devices_per_node": 2}, {"shard": "zero3"}, global_batch=2))
 
