@@ -983,10 +983,10 @@ schedule trace.csv --cluster 2x4xv100 --restart x -> --restart: 'x' is not a tim
 schedule trace.csv --cluster 2x4xv100 --checkpoint-every 0 -> settings.checkpoint_every_s: 0.0 is not a time above 0
 schedule trace.csv --cluster 2x4xv100 --checkpoint-every x -> --checkpoint-every: 'x' is not a time such as "3h", "1d 12h" or "90 min"
 schedule trace.csv --cluster 2x4xv100 --job-mtbf 0 -> failures.job_mtbf_gpu_s: 0.0 is not a number greater than zero
-schedule trace.csv --cluster 2x4xv100 --job-mtbf 1s -> job_mtbf: 1 s is too short: in the 1 min 40 s between two checkpoints job 'a' on 1 GPUs fails
+schedule trace.csv --cluster 2x4xv100 --job-mtbf 1s -> job_mtbf: 1 s is too short: in the 1 min 40 s between two checkpoints job 'a' on 1 GPU fails
 schedule trace.csv --cluster 2x4xv100 --job-mtbf x -> --job-mtbf: 'x' is not a time such as "3h", "1d 12h" or "90 min"
 schedule trace.csv --cluster 2x4xv100 --node-mtbf 0 -> failures.node_mtbf_s: 0.0 is not a number greater than zero
-schedule trace.csv --cluster 2x4xv100 --node-mtbf 1s -> node_mtbf: 1 s is too short: in the 1 min 40 s between two checkpoints job 'a' on 1 GPUs fails
+schedule trace.csv --cluster 2x4xv100 --node-mtbf 1s -> node_mtbf: 1 s is too short: in the 1 min 40 s between two checkpoints job 'a' on 1 GPU fails
 schedule trace.csv --cluster 2x4xv100 --node-mtbf x -> --node-mtbf: 'x' is not a time such as "3h", "1d 12h" or "90 min"
 schedule trace.csv --cluster 2x4xv100 --repair 0 -> failures.repair_s: 0.0 is not a number greater than zero
 schedule trace.csv --cluster 2x4xv100 --repair x -> --repair: 'x' is not a time such as "3h", "1d 12h" or "90 min"
