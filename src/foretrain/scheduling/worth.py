@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from foretrain.scheduling.metrics import Metrics
 from foretrain.scheduling.study import EXACT, Outcome, Quality
 
 _CONFIDENCE = 0.95
+Floats = NDArray[np.float64]
 
 
 def _gpu_hours(found: Metrics) -> float | None:
@@ -31,7 +32,7 @@ FIGURES: dict[str, tuple[Callable[[Metrics], float | None], bool]] = {
 """What is compared, and whether as a share of what exact estimates give (else as a difference)."""
 
 
-def share_more(ours: ArrayLike, exact: ArrayLike) -> float:
+def share_more(ours: float | Floats, exact: float | Floats) -> float:
     """How much more it is over all workloads together, as a share: the ratio of the means that are shown."""
     return float(np.mean(ours) / np.mean(exact)) - 1
 
