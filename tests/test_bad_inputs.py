@@ -599,7 +599,12 @@ fit nope runs.jsonl -o out -> predictor: 'nope' is not one of cherrypick, delete
 fit deletepop -o out -> Missing argument 'FILE'
 fit deletepop missing.jsonl -o out -> missing.jsonl: no such file
 fit deletepop folder.jsonl -o out -> folder.jsonl: is a folder, not a file
-fit deletepop empty.jsonl -o out -> runs: none has a step, phase or busy time that can be learned from; calibration needs at least
+fit deletepop empty.jsonl -o out -> empty.jsonl: empty; a runs file has one run per line
+fit ernest runs.jsonl empty.jsonl -o out -> empty.jsonl: empty; a runs file has one run per line
+learn empty.jsonl --name x -> empty.jsonl: empty; a runs file has one run per line
+advise empty.jsonl --deadline 1h -> empty.jsonl: empty; a runs file has one run per line
+plan job.json --runs empty.jsonl -> empty.jsonl: empty; a runs file has one run per line
+runs import empty.jsonl --store runs.db -> empty.jsonl: empty; a runs file has one run per line
 fit deletepop binary.jsonl -o out -> binary.jsonl: cannot be read
 fit deletepop broken.jsonl -o out -> broken.jsonl:1: not JSON
 fit deletepop deep.jsonl -o out -> deep.jsonl:1: not JSON (it is nested too deeply)

@@ -480,6 +480,14 @@ def read_runs(path: Path, *, catalog: Catalog | None = None) -> Iterator[tuple[i
             raise InputError(f"{path}:{number}: {error}") from error
 
 
+def runs_of_file(path: Path) -> list[Run]:
+    """The runs of a ``.jsonl`` file, which has some."""
+    found = [run for _, run in read_runs(path)]
+    if not found:
+        raise InputError(f"{path}: empty; a runs file has one run per line")
+    return found
+
+
 def _read(cls: type[T], section: object, path: str) -> T:
     """A section whose names may be spelled as elsewhere."""
     if isinstance(section, Mapping):

@@ -349,11 +349,11 @@ def _largest(asked: _Asked, what: str, as_json: bool) -> None:
 def _learn(predictor: Predictor, path: Path) -> None:
     """Calibrate to measured runs, such as probes."""
     from foretrain.cli.app import say_left_out
-    from foretrain.job import read_runs
+    from foretrain.job import runs_of_file
 
     if not predictor.learns:
         raise InputError(f"runs: {predictor.name} learns nothing from {path}")
-    measured = [run for _, run in read_runs(path)]
+    measured = runs_of_file(path)
     predictor.fit(measured)
     say_left_out(list(predictor.left_out_))
     say(f"calibrated to {len(measured) - len(predictor.left_out_)} runs of {path}")
