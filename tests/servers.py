@@ -125,12 +125,13 @@ def serving(db: str, *words: str, environment: Mapping[str, str] | None = None) 
     try:
         yield server
     finally:
-        server.process.terminate()
-        try:
-            server.process.communicate(timeout=PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            server.process.kill()
-            server.process.communicate()
+        if server.process.returncode is None:
+            server.process.terminate()
+            try:
+                server.process.communicate(timeout=PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                server.process.kill()
+                server.process.communicate()
 
 
 def run_of(number: int, **provenance: Any) -> dict[str, Any]:

@@ -74,6 +74,8 @@ training.global_batch = Infinity -> training.global_batch: inf is not a whole nu
 training.global_batch = NaN -> training.global_batch: nan is not a whole number
 training.global_batch = [32] -> training.global_batch: [32] is not a whole number
 training.global_batch = 1000000000000000000000000000000 -> training.global_batch: 1000000000000000000000000000000 is not a number of at most 2^63
+training.global_batch = 99999999999999 -> training.global_batch: 99999999999999 is not at most 1,000,000,000
+training.global_batch = 1000000000 ; training.image = 1000 -> training.image: 1000 in micro-batches of 1,000,000,000 are 3e+15 numbers at once; 1.1e+15 is the most
 training.mode = "trian" -> training.mode: 'trian' is not one of infer, train
 training.mode = "" -> training.mode: '' is not one of infer, train
 training.mode = 1 -> training.mode: 1 is not one of infer, train
@@ -85,8 +87,11 @@ training.sequence = 1.5 -> training.sequence: 1.5 is not a whole number
 training.sequence = "x" -> training.sequence: 'x' is not a whole number
 training.sequence = [128] -> training.sequence: [128] is not a whole number
 training.sequence = true -> training.sequence: True is not a whole number
+training.sequence = 200000000 -> training.sequence: 200000000 is not at most 100,000,000
 training.image = 0 -> training.image: 0 is not greater than zero
 training.image = -1 -> training.image: -1 is not greater than zero
+training.image = 99999999999999 -> training.image: 99999999999999 is not at most 1,000,000 in each direction
+training.image = [3, 224, 2000000] -> training.image: [3, 224, 2000000] is not at most 1,000,000 in each direction
 training.image = "224" -> training.image: '224' is not a whole number or a list
 training.image = [224, 224] -> training.image: [224, 224] is not a side length or [channels, height, width]
 training.image = [3, 224] -> training.image: [3, 224] is not a side length or [channels, height, width]
@@ -100,6 +105,7 @@ training.image = {"h": 1} -> training.image: {'h': 1} is not a whole number or a
 training.image = [3, 1000.0, 4] -> training.image: [3, 1000.0, 4] is not a whole number or a list
 training.classes = 0 -> training.classes: 0 is not a number greater than zero
 training.classes = -1 -> training.classes: -1 is not a number greater than zero
+training.classes = 999999999999 -> training.classes: 999999999999 is not at most 1,000,000,000
 training.classes = "x" -> training.classes: 'x' is not a whole number
 training.classes = 1.5 -> training.classes: 1.5 is not a whole number
 training.precision = "fp31" -> training.precision: 'fp31' is not one of amp-bf16, amp-fp16, bf16, fp16, fp32, fp8, tf32
@@ -148,6 +154,7 @@ training.epochs = Infinity ; training.samples = 100 -> training.epochs: inf is n
 training.epochs = 3 -> training.samples: missing; training.epochs needs the number of samples in an epoch
 training.epochs = 3 ; training.steps = 5 ; training.samples = 100 -> training.steps: 5 and training.epochs: 3.0 are both given; give one
 training.steps = 0 -> training.steps: 0 is not a number greater than zero
+training.steps = 9999999999999 -> training.steps: 9999999999999 is not at most 1,000,000,000,000
 training.steps = -1 -> training.steps: -1 is not a number greater than zero
 training.steps = 1.5 -> training.steps: 1.5 is not a whole number
 training.steps = "x" -> training.steps: 'x' is not a whole number
@@ -198,6 +205,7 @@ cluster.devices_per_node = "8" -> cluster.devices_per_node: '8' is not a whole n
 cluster.devices_per_node = NaN -> cluster.devices_per_node: nan is not a whole number
 cluster.devices_per_node = 1000000000 -> cluster.devices_per_node: 1000000000 is not at most 8, what NVSwitch joins in a node; give
 cluster.nodes = 0 -> cluster.nodes: 0 is not a whole number of at least 1
+cluster.nodes = 99999999 -> cluster.nodes: 99999999 is not at most 10,000,000 devices in all
 cluster.nodes = -1 -> cluster.nodes: -1 is not a whole number of at least 1
 cluster.nodes = 1.5 -> cluster.nodes: 1.5 is not a whole number
 cluster.nodes = "8" -> cluster.nodes: '8' is not a whole number
@@ -439,6 +447,17 @@ predict job.json --catalog cat_infinite.toml -> cat_infinite.toml: devices.mine.
 predict job.json --catalog binary.toml -> binary.toml: the catalogue cannot be read
 predict job.json --breakdown colour -> --breakdown: 'colour' is not one of 'layer', 'operator', 'phase'
 predict job.json --depth 0 -> --depth: '0' is not greater than or equal to 1
+predict job.json --depth 3 -> --depth: changes nothing without --breakdown layer
+predict job.json --depth 3 --breakdown phase -> --depth: changes nothing without --breakdown layer
+predict job.json --html-seconds 5 -> --html-seconds: changes nothing without --html
+plan job.json --html-seconds 5 -> --html-seconds: changes nothing without --html
+predict job.json --schedule 1f1b -> --schedule: changes nothing here: orders the stages of a pipeline; give --pipeline
+predict job.json --sequence-parallel -> --sequence-parallel: changes nothing here: splits norms beside --tensor; give it
+predict job.json --mode infer --optimizer adamw -> --optimizer: changes nothing here: inference has no optimizer
+predict job.json --checkpoint-every 1h -> --checkpoint-every: changes nothing here: of a whole training; give --steps
+predict job.json --node-mtbf 10d -> --node-mtbf: changes nothing here: of a whole training; give --steps
+predict job.json --steps 100 --storage-bandwidth 2GB/s -> --storage-bandwidth: changes nothing here: checkpoints are written
+predict job.json --steps 100 --restart-time 5m -> --restart-time: changes nothing here: failures cost it; give --node-mtbf
 predict job.json --out x -> --out is for --jobs; --json prints one forecast, --trace and --html write files
 predict job.json --processes 2 -> --processes and --ray are for --jobs
 predict job.json --processes 0 -> --processes: '0' is not greater than or equal to 1
@@ -580,7 +599,12 @@ fit nope runs.jsonl -o out -> predictor: 'nope' is not one of cherrypick, delete
 fit deletepop -o out -> Missing argument 'FILE'
 fit deletepop missing.jsonl -o out -> missing.jsonl: no such file
 fit deletepop folder.jsonl -o out -> folder.jsonl: is a folder, not a file
-fit deletepop empty.jsonl -o out -> runs: none has a step, phase or busy time that can be learned from; calibration needs at least
+fit deletepop empty.jsonl -o out -> empty.jsonl: empty; a runs file has one run per line
+fit ernest runs.jsonl empty.jsonl -o out -> empty.jsonl: empty; a runs file has one run per line
+learn empty.jsonl --name x -> empty.jsonl: empty; a runs file has one run per line
+advise empty.jsonl --deadline 1h -> empty.jsonl: empty; a runs file has one run per line
+plan job.json --runs empty.jsonl -> empty.jsonl: empty; a runs file has one run per line
+runs import empty.jsonl --store runs.db -> empty.jsonl: empty; a runs file has one run per line
 fit deletepop binary.jsonl -o out -> binary.jsonl: cannot be read
 fit deletepop broken.jsonl -o out -> broken.jsonl:1: not JSON
 fit deletepop deep.jsonl -o out -> deep.jsonl:1: not JSON (it is nested too deeply)
@@ -964,10 +988,10 @@ schedule trace.csv --cluster 2x4xv100 --restart x -> --restart: 'x' is not a tim
 schedule trace.csv --cluster 2x4xv100 --checkpoint-every 0 -> settings.checkpoint_every_s: 0.0 is not a time above 0
 schedule trace.csv --cluster 2x4xv100 --checkpoint-every x -> --checkpoint-every: 'x' is not a time such as "3h", "1d 12h" or "90 min"
 schedule trace.csv --cluster 2x4xv100 --job-mtbf 0 -> failures.job_mtbf_gpu_s: 0.0 is not a number greater than zero
-schedule trace.csv --cluster 2x4xv100 --job-mtbf 1s -> job_mtbf: 1 s is too short: in the 1 min 40 s between two checkpoints job 'a' on 1 GPUs fails
+schedule trace.csv --cluster 2x4xv100 --job-mtbf 1s -> job_mtbf: 1 s is too short: in the 1 min 40 s between two checkpoints job 'a' on 1 GPU fails
 schedule trace.csv --cluster 2x4xv100 --job-mtbf x -> --job-mtbf: 'x' is not a time such as "3h", "1d 12h" or "90 min"
 schedule trace.csv --cluster 2x4xv100 --node-mtbf 0 -> failures.node_mtbf_s: 0.0 is not a number greater than zero
-schedule trace.csv --cluster 2x4xv100 --node-mtbf 1s -> node_mtbf: 1 s is too short: in the 1 min 40 s between two checkpoints job 'a' on 1 GPUs fails
+schedule trace.csv --cluster 2x4xv100 --node-mtbf 1s -> node_mtbf: 1 s is too short: in the 1 min 40 s between two checkpoints job 'a' on 1 GPU fails
 schedule trace.csv --cluster 2x4xv100 --node-mtbf x -> --node-mtbf: 'x' is not a time such as "3h", "1d 12h" or "90 min"
 schedule trace.csv --cluster 2x4xv100 --repair 0 -> failures.repair_s: 0.0 is not a number greater than zero
 schedule trace.csv --cluster 2x4xv100 --repair x -> --repair: 'x' is not a time such as "3h", "1d 12h" or "90 min"

@@ -55,6 +55,7 @@ COMMANDS = {
     "schedule trace.csv --cluster 2x4xv100 --html page.html": "plotly is not installed; install foretrain[report]",
     "schedule trace.csv --cluster 2x4xv100 --log log.parquet": "pyarrow is not installed; install foretrain[learn]",
     "schedule trace.csv --cluster 2x4xv100 --ray local": "needs Ray, which is not installed; install foretrain[ray]",
+    "validate recomputation_2022": "validate: torch is not installed; install foretrain[capture]",
     "serve --db runs.db": "serve: uvicorn is not installed; install foretrain[serve]",
     "import foretrain.callbacks.huggingface": "ForetrainCallback: transformers is not installed; install foretrain[huggingface]",
     "from foretrain.callbacks.lightning import ForetrainCallback": "ForetrainCallback: lightning is not installed; install foretrain[lightning]",

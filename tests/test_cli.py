@@ -504,7 +504,14 @@ def test_names_of_the_package_are_there_when_they_are_used() -> None:
 def test_help_lists_every_command_with_its_own_line_and_imports_none() -> None:
     files = {path.stem for path in (Path(foretrain.__file__).parent / "cli").glob("*.py")}
     shared = {"__init__", "__main__", "app", "completion", "job_options", "scale_out", "settings"}
-    parts = {"schedule_answers", "schedule_checks", "schedule_world", "schedule_worth", "searching"}
+    parts = {
+        "predict_checks",
+        "schedule_answers",
+        "schedule_checks",
+        "schedule_world",
+        "schedule_worth",
+        "searching",
+    }
     assert set(COMMANDS) == files - shared - parts
     shown = " ".join(ok("--help").split())
     for name, line in COMMANDS.items():

@@ -70,6 +70,7 @@ def test_one_line_for_each_limit_and_exit_code_0() -> None:
         assert f"limit {limit}" in line
         assert "chance to miss it under 1%" in line
         assert " to " in line
+    assert " reserved [" in lines[2]
     assert "(5% allowed)" in lines[3]
     assert lines[4].startswith("A step takes")
 

@@ -82,6 +82,11 @@ def test_import_tells_new_from_known(folder: Path) -> None:
         assert store.count() == 3
 
 
+def test_a_file_without_a_run_is_an_error_of_the_input() -> None:
+    write("a.jsonl", "{", '{"job": 1}')
+    assert run("import", "a.jsonl", "--store", "sqlite:///runs.db").exit_code == 2
+
+
 def test_lines_that_are_no_runs_are_named_and_counted() -> None:
     write(
         "a.jsonl",

@@ -157,6 +157,22 @@ def test_failures_cost_a_restart_and_half_of_what_lies_between_checkpoints() -> 
     assert without.median > 10 * lost.median
 
 
+def test_failures_without_checkpoints_say_that_all_steps_are_lost() -> None:
+    said = "training.checkpoint_every is not given: a failure loses all steps before it"
+    assert said in whole(job({"node_mtbf": 1e6})).notes
+    assert said not in whole(job({"node_mtbf": 1e6}, checkpoint_every=100)).notes
+    assert said not in whole(job()).notes
+
+
+def test_sharding_on_one_device_is_said_to_save_nothing() -> None:
+    def assumed(asked: Job) -> str:
+        return "; ".join(Forecast(job=asked, predictor="x", quantities={}).all_assumptions)
+
+    assert "plan.shard: zero3 saves nothing on one device" in assumed(job(plan={"shard": "zero3"}))
+    assert "plan.shard" not in assumed(job())
+    assert "plan.shard" not in assumed(job({"devices_per_node": 2}, {"shard": "zero3"}, global_batch=2))
+
+
 def test_a_restart_takes_a_start_and_reading_the_checkpoint_where_no_time_is_given() -> None:
     asked = job({"node_mtbf": "1d", "storage_bandwidth": "2 GB/s"}, checkpoint_every=100)
     start = part(asked, "start-up").time_s.median

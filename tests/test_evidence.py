@@ -266,6 +266,12 @@ def test_compare_asks_every_predictor(tiny: Path) -> None:
     text = run("predict", str(tiny), "--compare").stdout
     assert all(f"{name}" in text for name in predictors.names())
     assert "ernest: refuses: " in text
+    shown = run("predict", str(tiny)).stdout
+    (reserved,) = (line.split()[1:3] for line in shown.splitlines() if line.startswith("reserved "))
+    head, row = (
+        next(line for line in text.splitlines() if word in line) for word in ("predictor  ", "deletepop  ")
+    )
+    assert row[head.index("reserved") :].split()[:2] == reserved
     assert "deletepop is the default: " in text
     document = json.loads(run("predict", str(tiny), "--predictor", "all", "--json").stdout)
     assert {one["predictor"] for one in document["predictors"]} == set(predictors.names())

@@ -20,6 +20,7 @@ from commands import PATIENCE_S, begin
 from foretrain import interrupts
 from foretrain.fanout.cluster import connect
 from foretrain.interrupts import ended_as_interrupted, exit_code
+from servers import serving
 
 TINY = """
 import os, pathlib, time
@@ -205,6 +206,20 @@ def test_an_ignored_sigint_stays_ignored(folder: Path) -> None:
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143, said
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.01, 0.3])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_server_that_is_told_twice_to_end_says_so_once(
+    folder: Path, gap_s: float, number: signal.Signals, code: int
+) -> None:
+    with serving(str(folder / "runs.db")) as server:
+        assert server.ask("GET", "/health").status == 200
+        server.process.send_signal(number)
+        time.sleep(gap_s)
+        server.process.send_signal(number)
+        _, said = server.process.communicate(timeout=PATIENCE_S)
+        assert (server.process.returncode, said) == (code, "foretrain: interrupted\n")
 
 
 # In this process

@@ -22,7 +22,8 @@ from foretrain.predictors.fitting_changes import Remedy
 from foretrain.report import figures, to_json, write_trace
 from foretrain.report.breakdown import breakdown, merge_layers
 from foretrain.report.lines import JsonLines
-from foretrain.report.text import breakdown_table, summary
+from foretrain.report.text import _Layout, breakdown_table, summary
+from foretrain.units import format_seconds
 from foretrain.web.records import record
 
 X = TensorSpec((1024, 1024), "float32")
@@ -331,3 +332,10 @@ def test_json_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> Non
                 range(number + 1)
             )
         assert lines.count == 3
+
+
+def test_a_long_duration_does_not_touch_its_share(forecast: Forecast) -> None:
+    parts = {"computation": 35 * 60 + 26.0, "gaps": 0.0007}
+    shown = text(_Layout(forecast).bars(parts, format_seconds))
+    assert "35 min 26 s 100%" in shown
+    assert "700 us       0%" in shown

@@ -130,6 +130,7 @@ def test_logs_traces_and_the_page(tmp_path: Path) -> None:
         (["--policy", "fifo, srtf,fifo"], "--policy: 'fifo' is named twice; name each policy once"),
         (["--draws", "9"], "--draws: changes nothing without --when"),
         (["--repair", "2h"], "--repair: changes nothing without --node-mtbf"),
+        (["--migrate"], "--migrate: changes nothing without --cluster of several kinds of devices or --buy"),
         (["--rack", "4"], "--rack: changes nothing without --placement topology"),
         (["--memory-risk", "0.1"], "--memory-risk: changes nothing without --predictor"),
         (["--checkpoint-every", "1h"], "--checkpoint-every: changes nothing without --job-mtbf or"),
@@ -401,3 +402,25 @@ def test_when_on_a_queue_as_it_stands_takes_the_jobs_that_come_first(tmp_path: P
     both = CliRunner().invoke(app, [*words, *asked, "--generate", "jobs=5"])
     assert both.exit_code == 2
     assert "give a TRACE or --generate (and only one of them)" in both.output
+
+
+def test_what_makes_it_another_answer_is_told_below_one_row() -> None:
+    words = ("--policy", "srtf", "--processes", "1")
+    plain = run(*words).output
+    assert not {"estimates:", "failures of a node:"} & {*plain.splitlines()}
+    told = run(*words, "--errors", "0.1", "--node-mtbf", "10d").output.splitlines()
+    assert {"estimates: 10% off", "failures of a node: 10 d"} <= {line.strip() for line in told}
+
+
+def test_slices_are_no_gpus_and_halves_of_a_node_no_nodes() -> None:
+    words = ["schedule", "--generate", "jobs=20,gap=30s,median=10min", "--policy", "fifo"]
+    done = CliRunner().invoke(app, [*words, "--cluster", "2x8xh100@3g.40gb+4g.40gb,1x4xh100"])
+    text = " ".join(done.output.split())
+    assert "on 32 slices of 16 GPUs and 4 whole GPUs of 3 nodes" in text
+    assert "energy: not told of slices" in text
+    done = CliRunner().invoke(app, [*words, "--cluster", "1x1xh100@3g.40gb+4g.40gb"])
+    text = " ".join(done.output.split())
+    assert "on 2 slices of 1 GPU of 1 node" in text
+    assert "needs more than the 1 GPU of one kind" in text
+    done = CliRunner().invoke(app, [*words, "--cluster", "1x8xh100@3g.40gb+4g.40gb"])
+    assert "; a slice takes one job of one GPU" in " ".join(done.output.split())

@@ -140,6 +140,11 @@ def test_predictors_are_compared_with_confidence_over_workloads(tmp_path: Path) 
     assert "deadlines missed" in done.output
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["worth"]
     cost = {each["estimates"].split()[0]: each["figures"]["average_jct_s"] for each in found}
+    means = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["means"]
+    told = {each["estimates"].split()[0]: each["cost_of_errors"] for each in means}
+    assert {name: each["mean"] for name, each in cost.items()} == pytest.approx(
+        {name: told[name] for name in cost}
+    )
     assert set(cost) == {"good", "poor", "requested", "history"}
     assert cost["good"]["mean"] < cost["poor"]["mean"]
     assert all(each["half_width"] > 0 for each in (cost["poor"], cost["requested"]))

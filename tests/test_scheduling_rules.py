@@ -347,6 +347,19 @@ def test_what_a_policy_says_it_honours_is_what_is_not_refused(policy: str) -> No
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        ("[queue.res]\ngpus = -1", "rules.toml: queue.res.gpus: -1 is not a whole number of at least 0"),
+        ("[queue.res]\ncohort = 3", "rules.toml: queue.res.cohort: 3 is not a text"),
+        ("[queue.res]\nshares = 0", "rules.toml: queue.res.shares: 0 is not a number greater than zero"),
+        ("[queue.res]\nborrow = 2", "rules.toml: queue.res.borrow: 2 needs a cohort"),
+        (
+            '[[reservation]]\nstart = "5h"\nend = "1h"\ngpus = 2',
+            "rules.toml: reservation.end: '1h' is not a time after its start, '5h'",
+        ),
+        (
+            "[[reservation]]\nstart = 0\nend = 1\ngpus = 2\n[[reservation]]\nstart = -1\nend = 1\ngpus = 2",
+            r"rules.toml: reservation\[1\].start: -1 is not a time of at least 0",
+        ),
+        ("[[reservation]]\nstart = 0\nend = 1\ngpus = 0", "rules.toml: reservation.gpus: 0 is not a whole"),
         ("[queue.a]\ngpus = true", "gpus: True is not a whole number of at least 0"),
         ('[queue.a]\nshares = "2"', "shares: '2' is not a number greater than zero"),
         ("[queue.a]\nshares = true", "shares: True is not a number"),
@@ -358,7 +371,10 @@ def test_what_a_policy_says_it_honours_is_what_is_not_refused(policy: str) -> No
         ("[[reservation]]\nstart = 0\nend = 10\ngpus = 1\ngroup = 3", "group: 3 is not a text"),
         ("[[reservation]]\nstart = 0\nend = 10\ngpus = 1\ndevice = 5", "device: 5 is not a text"),
         ("[[reservation]]\nstart = 0\nend = 10\ngpus = 1\npartition = 5", "partition: 5 is not a text"),
-        ("[[reservation]]\nstart = 0\nend = inf\ngpus = 1", "in this order"),
+        (
+            "[[reservation]]\nstart = 0\nend = inf\ngpus = 1",
+            "reservation.end: inf is not a time after its start, 0",
+        ),
     ],
 )
 def test_rules_of_a_wrong_kind_are_told(tmp_path: Path, text: str, told: str) -> None:

@@ -195,7 +195,10 @@ def test_rules_are_read_and_mistakes_are_told(tmp_path: Path) -> None:
         ("[queue.lab]\ngpu = 8", "gpus"),
         ("[queue.lab]\ngpus = -1", "at least 0"),
         ("[[reservation]]\nstart = 0\nend = 10", "has no gpus"),
-        ("[[reservation]]\nstart = 20\nend = 10\ngpus = 1", "in this order"),
+        (
+            "[[reservation]]\nstart = 20\nend = 10\ngpus = 1",
+            "reservation.end: 10 is not a time after its start, 20",
+        ),
         ("queue = 3", "not tables"),
         ("= 3", "not TOML"),
     ):

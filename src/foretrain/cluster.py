@@ -310,6 +310,10 @@ def _fill(group: GroupSpec, cluster_spec: ClusterSpec) -> GroupSpec:
     )
 
 
+_MOST_DEVICES = 10**7
+"""Of a group: ten times and more beyond any."""
+
+
 def _group(where: str, spec: GroupSpec, catalog: Catalog) -> Group:
     node = None if spec.node is None else catalog.node(spec.node, f"{where}.node")
     device = _device(where, spec, node, catalog)
@@ -320,6 +324,8 @@ def _group(where: str, spec: GroupSpec, catalog: Catalog) -> Group:
         (node.intra_node, node.inter_node) if node else (LinkSpec(), usual_network(device, per_node))
     )
     nodes = _count(f"{where}.nodes", spec.nodes)
+    if nodes * per_node > _MOST_DEVICES:
+        raise invalid(f"{where}.nodes", nodes, f"at most {_MOST_DEVICES:,} devices in all")
     inside = fill_link(f"{where}.intra_node", "node", spec.intra_node, intra, device, catalog)
     return Group(
         device=device,

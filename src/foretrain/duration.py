@@ -100,6 +100,8 @@ def of_steps(
     restarts = _restarts(job, loop.median, start, checkpoints, size)
     if restarts is not None:
         parts.append(restarts)
+        if checkpoints is None:
+            notes.append("training.checkpoint_every is not given: a failure loses all steps before it")
     whole = loop
     for beside in (start, checkpoints, restarts):
         whole = whole if beside is None else whole.beside(beside.time_s)

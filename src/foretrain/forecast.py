@@ -284,6 +284,8 @@ class Forecast:
         matters most comes first."""
         job = self.job
         taken = [f"not given, so taken: {', '.join(job.assumed)}"] if job.assumed else []
+        if job.plan.shard != "none" and job.cluster.world_size == 1:
+            taken.append(f"plan.shard: {job.plan.shard} saves nothing on one device")
         least = [note for note in self.assumptions if str(note).startswith(_LEAST_IMPORTANT)]
         own = [note for note in self.assumptions if note not in least]
         left_out = [] if "total_time_s" not in self.quantities else [not_included(job)]

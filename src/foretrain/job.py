@@ -22,6 +22,7 @@ from foretrain.schema import convert, read
 from foretrain.spellings import Spellings
 from foretrain.workload import (
     FILE_SOURCES,
+    MOST_NUMBERS,
     OPTIMIZERS,
     Fp8,
     Framework,
@@ -208,6 +209,20 @@ class Job:
                 f"plan.micro_batch: {plan.micro_batch} x data {plan.data} "
                 f"= {plan.micro_batch * plan.data} does not divide the global batch {batch}"
             )
+        self._check_inputs()
+
+    def _check_inputs(self) -> None:
+        """What goes into a model at once can be counted, with what its layers make of it."""
+        training = self.workload.training
+        for name, numbers in (
+            ("image", math.prod(training.image_shape or (0,))),
+            ("sequence", training.sequence or 0),
+        ):
+            if (size := self.micro_batch * numbers) > MOST_NUMBERS:
+                raise InputError(
+                    f"training.{name}: {getattr(training, name)} in micro-batches of {self.micro_batch:,} "
+                    f"are {size:.2g} numbers at once; {MOST_NUMBERS:.2g} is the most"
+                )
 
     @property
     def price_per_hour(self) -> float | None:
@@ -463,6 +478,14 @@ def read_runs(path: Path, *, catalog: Catalog | None = None) -> Iterator[tuple[i
             yield number, Run.read(data, catalog=catalog, base=path.parent)
         except InputError as error:
             raise InputError(f"{path}:{number}: {error}") from error
+
+
+def runs_of_file(path: Path) -> list[Run]:
+    """The runs of a ``.jsonl`` file, which has some."""
+    found = [run for _, run in read_runs(path)]
+    if not found:
+        raise InputError(f"{path}: empty; a runs file has one run per line")
+    return found
 
 
 def _read(cls: type[T], section: object, path: str) -> T:

@@ -94,6 +94,11 @@ def parse_dollars(value: float | str, field: str = "cost") -> float:
         raise invalid(field, value, "a number of dollars, such as 5000") from error
 
 
+def counted(count: int, what: str) -> str:
+    """For people: 1 GPU, 1,200 GPUs."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def format_bytes(size_bytes: float) -> str:
     """For people, in binary units: 85899345920 -> "80 GiB"."""
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -59,6 +59,24 @@ _LENGTH = (
 )  # fmt: skip
 """What of a training says how long it is, and what it does between its steps."""
 
+MOST = {
+    "global_batch": 10**9,
+    "sequence": 10**8,
+    "classes": 10**9,
+    "samples": 10**15,
+    "epochs": 10**9,
+    "steps": 10**12,
+    "loader_rate": 10**12,
+    "loader_workers": 10**6,
+    "evaluate_samples": 10**15,
+}
+"""What each is at most, ten times and more beyond any training, so that what a forecast multiplies can be
+counted."""
+MOST_SIDE = 10**6
+"""Pixels of a side of an image, and channels: slides of pathology have some 100,000."""
+MOST_NUMBERS = 2**50
+"""In the images or tokens that a device takes at once: what layers make of them is counted in 63 bits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
@@ -224,13 +242,12 @@ class Training:
         )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name in (
-            "global_batch", "sequence", "classes", "samples", "epochs", "steps", "loader_rate",
-            "loader_workers", "evaluate_samples",
-        ):  # fmt: skip
+        for name, most in MOST.items():
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise invalid(f"training.{name}", value, "a number greater than zero")
+            if value is not None and value > most:
+                raise invalid(f"training.{name}", value, f"at most {most:,}")
         if isinstance(self.image, tuple):
             if len(self.image) != 3 or min(self.image) <= 0:
                 raise invalid(
@@ -238,6 +255,9 @@ class Training:
                 )
         elif self.image is not None and self.image <= 0:
             raise invalid("training.image", self.image, "greater than zero")
+        if self.image_shape is not None and max(self.image_shape) > MOST_SIDE:
+            given = list(self.image) if isinstance(self.image, tuple) else self.image
+            raise invalid("training.image", given, f"at most {MOST_SIDE:,} in each direction")
         if self.optimizer not in OPTIMIZERS:
             raise unknown("training.optimizer", self.optimizer, OPTIMIZERS)
         if self.compile == "default":

@@ -79,7 +79,7 @@ def advise(
     from foretrain import advice
     from foretrain.catalog import Catalog
     from foretrain.cli.searching import Searching, runs_of
-    from foretrain.job import Job, read_runs
+    from foretrain.job import Job, runs_of_file
     from foretrain.report.screen import progress
     from foretrain.units import parse_seconds
 
@@ -91,7 +91,7 @@ def advise(
         raise typer.BadParameter("--measure, --next and --job are for --search")
     if following is not None and following.suffix != ".jsonl":
         raise invalid("--next", str(following), "a .jsonl file, which foretrain measure campaign takes")
-    found = runs_of(runs) if search else [run for path in runs for _, run in read_runs(path)]
+    found = runs_of(runs) if search else [run for path in runs for run in runs_of_file(path)]
     if job is None:
         base = advice.template(found, model)
     else:

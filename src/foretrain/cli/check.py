@@ -27,7 +27,8 @@ def check(
         str | None, typer.Option(help="Dollars that the whole training may cost, such as 500.")
     ] = None,
     max_memory: Annotated[
-        str | None, typer.Option(help="That the fullest device may need, such as 70GiB.")
+        str | None,
+        typer.Option(help="That the allocator may hold (reserved) on the fullest device, such as 70GiB."),
     ] = None,
     fits: Annotated[
         float | None,

@@ -59,7 +59,7 @@ def fit(
     """Calibrate a predictor to measured runs, or learn its operator models from an operator dataset."""
     from foretrain import predictors
     from foretrain.files import check_target
-    from foretrain.job import read_runs
+    from foretrain.job import runs_of_file
     from foretrain.predictors.base import OperatorPredictor, source_of
     from foretrain.predictors.evidence import of_learned
     from foretrain.report.screen import progress
@@ -82,7 +82,7 @@ def fit(
         )
     apply(ctx, predictor)
     hush_ray()
-    found = [run for path in runs for _, run in read_runs(path)]
+    found = [run for path in runs for run in runs_of_file(path)]
     if isinstance(predictor, OperatorPredictor) and datasets:
         operators, sources = _operators(datasets, device, published)
         _relearn(predictor, operators, found, [*sources, *map(source_of, runs)])

@@ -30,8 +30,12 @@ PredictorOption = Annotated[
 PAGE_SECONDS = 20.0
 """As ``web/table.py`` has it, which is not imported for a default."""
 HtmlSeconds = Annotated[
-    float,
-    typer.Option("--html-seconds", min=0.0, help="Time for the forecasts that the page of --html carries."),
+    float | None,
+    typer.Option(
+        "--html-seconds",
+        min=0.0,
+        help=f"Time for the forecasts that the page of --html carries. [default: {PAGE_SECONDS:g}]",
+    ),
 ]
 
 

@@ -110,9 +110,9 @@ def _learn(predictor: Predictor, runs: Sequence[Run], folder: Path) -> None:
 
 
 def _of_files(paths: Sequence[Path]) -> list[Run]:
-    from foretrain.job import read_runs
+    from foretrain.job import runs_of_file
 
-    return [run for path in dict.fromkeys(paths) for _, run in read_runs(path)]
+    return [run for path in dict.fromkeys(paths) for run in runs_of_file(path)]
 
 
 def _of_store(where: str) -> list[Run]:

@@ -22,6 +22,7 @@ from foretrain.cli.job_options import (
     setting_value,
     with_options,
 )
+from foretrain.cli.predict_checks import refuse_without
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray
 from foretrain.errors import InputError, invalid
 
@@ -107,7 +108,7 @@ def plan(
     html: Annotated[
         Path | None, typer.Option(help="Write a page that explores the plans in a browser.")
     ] = None,
-    html_seconds: HtmlSeconds = PAGE_SECONDS,
+    html_seconds: HtmlSeconds = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write a folder for each plan, with the files that launch it."),
@@ -125,6 +126,7 @@ def plan(
 
     if target is None and not launch_files:
         raise typer.BadParameter("give a job file, a model or --from")
+    refuse_without("html_seconds", html_seconds, "--html", there=html is not None)
     if html is not None:
         check_target(html)
     if out is not None:
@@ -162,7 +164,14 @@ def plan(
         top=top,
         effort=effort,
     )
-    shown = _Shown(runs=number, probes=probe, html=html, html_seconds=html_seconds, out=out, as_json=as_json)
+    shown = _Shown(
+        runs=number,
+        probes=probe,
+        html=html,
+        html_seconds=PAGE_SECONDS if html_seconds is None else html_seconds,
+        out=out,
+        as_json=as_json,
+    )
     if largest is not None:
         shown.check_alone("largest")
         _largest(asked, largest, as_json)
@@ -340,11 +349,11 @@ def _largest(asked: _Asked, what: str, as_json: bool) -> None:
 def _learn(predictor: Predictor, path: Path) -> None:
     """Calibrate to measured runs, such as probes."""
     from foretrain.cli.app import say_left_out
-    from foretrain.job import read_runs
+    from foretrain.job import runs_of_file
 
     if not predictor.learns:
         raise InputError(f"runs: {predictor.name} learns nothing from {path}")
-    measured = [run for _, run in read_runs(path)]
+    measured = runs_of_file(path)
     predictor.fit(measured)
     say_left_out(list(predictor.left_out_))
     say(f"calibrated to {len(measured) - len(predictor.left_out_)} runs of {path}")

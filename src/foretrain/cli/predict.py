@@ -25,6 +25,7 @@ from foretrain.cli.job_options import (
     target_and_launch_files,
     with_job_options,
 )
+from foretrain.cli.predict_checks import refuse_idle_options, refuse_without
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
 from foretrain.errors import ForetrainError, InputError
 from foretrain.interrupts import exit_code
@@ -85,7 +86,7 @@ def predict(
         Path | None,
         typer.Option(help="Write a page that explores the forecast in a browser."),
     ] = None,
-    html_seconds: HtmlSeconds = PAGE_SECONDS,
+    html_seconds: HtmlSeconds = None,
     resources: Annotated[
         bool, typer.Option("--resources", help="How busy device, memory and network will be.")
     ] = False,
@@ -140,6 +141,8 @@ def predict(
         raise typer.BadParameter(
             "--server gives one forecast: only --json and the job's own options go with it"
         )
+    refuse_without("depth", depth, "--breakdown layer", there=breakdown == "layer" and not as_json)
+    refuse_without("html_seconds", html_seconds, "--html", there=html is not None)
     for written in (trace, html, out, write_job):
         if written is not None:
             check_target(written)
@@ -150,7 +153,9 @@ def predict(
         return
     launch = launch_from(launch_files, target, options) if launch_files else None
     job = job_from(str(target), options) if launch is None else launch.job
-    if write_job is not None:
+    if write_job is None:
+        refuse_idle_options(job, options)
+    else:
         from foretrain.job_files import write_job_file
 
         write_job_file(job, write_job)
@@ -177,7 +182,8 @@ def predict(
     if trace is not None:
         _write_trace(forecast, trace)
     if html is not None:
-        _write_page(forecast, chosen, html, use, html_seconds, options)
+        seconds = PAGE_SECONDS if html_seconds is None else html_seconds
+        _write_page(forecast, chosen, html, use, seconds, options)
 
 
 def _usual(quiet: bool) -> str:

@@ -146,7 +146,7 @@ def import_(
         raise
     say(f"{tally} in {hide_password(target)}")
     if tally.failed:
-        raise typer.Exit(1)
+        raise typer.Exit(1 if tally.failed < len(lines) else 2)
 
 
 @runs.command("export")
@@ -303,7 +303,13 @@ def _lines(files: Sequence[Path]) -> list[Line]:
                 f"{file}: it is a database; `foretrain runs export "
                 f"--store {file} -o runs.jsonl` makes it a file of runs"
             )
-    return [(file, number, line) for file in dict.fromkeys(files) for number, line in raw_lines(file)]
+    found = []
+    for file in dict.fromkeys(files):
+        lines = list(raw_lines(file))
+        if not lines:
+            raise InputError(f"{file}: empty; a runs file has one run per line")
+        found += [(file, number, line) for number, line in lines]
+    return found
 
 
 def _import(lines: Sequence[Line], store: Store, catalog: Catalog, tally: _Tally, *, strict: bool) -> None:

@@ -41,6 +41,9 @@ _NARROW = (
 """The figures of each table: as many as fit beside the policy, or beside the policy and the quality of its
 estimates."""
 
+_TOLD = ("failures of a job, per GPU", "failures of a node", "outages", "spot nodes")
+"""Settings below the tables: what makes them another answer; a page has them all."""
+
 
 @registry.command(cls=ScaleOut)
 def schedule(
@@ -246,7 +249,8 @@ def schedule(
             "failures": _failures(job_mtbf, node_mtbf, repair or "1h", outages),
         },
     )  # fmt: skip
-    refuse_what_changes_nothing(given)
+    kinds = {(machine.device, machine.partition) for machine in scenarios[0].machines}
+    refuse_what_changes_nothing({**given, "cluster of several kinds of devices": len(kinds) > 1})
     jobs, asked = (jobs, None) if when is None else with_job(jobs, when)
     for group in sorted(scenarios[0].settings.rules.groups - {job.group for job in jobs.jobs}):
         say(f"{jobs.name}: no job is of group {group!r}, which the rules name")
@@ -288,7 +292,7 @@ def schedule(
 
         typer.echo(dump(document(jobs, outcomes)))
     else:
-        show(*_report(jobs, outcomes, by_group))
+        show(*_report(jobs, outcomes, cluster, by_group=by_group))
         if compare_predictors:
             show(*worth_tables(outcomes))
     _write(outcomes, jobs, html, log, perfetto)
@@ -404,18 +408,24 @@ def _failures(job_mtbf: str | None, node_mtbf: str | None, repair: str, outages:
 # Results
 
 
-def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[RenderableType]:
+def _report(
+    jobs: Trace, outcomes: Sequence[Outcome], cluster: str, *, by_group: bool
+) -> list[RenderableType]:
     from foretrain.report.tables import table
+    from foretrain.scheduling.clusters import hardware_of
     from foretrain.scheduling.page import figures
+    from foretrain.scheduling.page_parts import settings_of
+    from foretrain.scheduling.study import EXACT
     from foretrain.scheduling.summary import mean_outcomes
+    from foretrain.units import counted
 
     means = mean_outcomes(outcomes)
     several = len({quality for _, quality in means}) > 1
     parts: list[RenderableType] = []
     for chosen in _NARROW if several else _WIDE:
         rows, heads = [], []
-        told = {name for found in means.values() for name in figures(found)}
-        shown = [name for name in chosen if name in told]
+        known = {name for found in means.values() for name in figures(found)}
+        shown = [name for name in chosen if name in known]
         if not shown:
             continue
         for (policy, quality), found in means.items():
@@ -431,17 +441,18 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
         parts.append(_groups(outcomes))
     first = outcomes[0].scenario
     seeds = len({outcome.scenario.seed for outcome in outcomes})
-    gpus = sum(machine.gpus for machine in first.machines)
     mean = f", means of {seeds} workloads, the first as given, the others redrawn" if seeds > 1 else ""
     parts.append(
-        f"{jobs.name} ({jobs.format}): {_counted(len(jobs.jobs), 'job')} "
-        f"on {_counted(gpus, 'GPU')} of {_counted(len(first.machines), 'node')}{mean}"
+        f"{jobs.name} ({jobs.format}): {counted(len(jobs.jobs), 'job')} "
+        f"on {hardware_of(cluster, first.machines)}{mean}"
     )
+    told = {name: value for name, value in settings_of(first).items() if name in _TOLD}
+    if not several and first.quality != EXACT:
+        told = {"estimates": first.quality.text, **told}
+    parts += [f"{name}: {value}" for name, value in told.items()]
+    if any("@" in machine.device for machine in first.machines):
+        parts.append("energy: not told of slices, of which the catalogue has no power")
     return parts
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _against(means: dict[Key, Metrics], policy: str, found: Metrics) -> str:

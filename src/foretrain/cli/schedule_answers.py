@@ -10,6 +10,7 @@ import typer
 
 from foretrain.cli.app import show
 from foretrain.errors import InputError
+from foretrain.units import counted
 
 if TYPE_CHECKING:
     from foretrain.scheduling.buying import Change
@@ -66,7 +67,7 @@ def _cells(times: Times) -> list[str]:
 
 def _about(found: Eta, *, told: bool, several: bool) -> str:
     assumed = "" if told else " (assumed; --errors or --residuals say more)"
-    gpus = f"{found.job.gpus} GPU{'s' if found.job.gpus > 1 else ''}"
+    gpus = counted(found.job.gpus, "GPU")
     estimates = "" if several else f", estimates {found.estimates}{assumed}"
     return f"{found.job.name}: {gpus}, from its arrival on; {found.draws} draws{estimates}"
 
@@ -108,7 +109,7 @@ def answer_buy(
     heads = ["policy", "average JCT", "then", "change", "queueing", "then ", "utilisation", "then  "]
     rows = [[each.policy, *_cells_of(each)] for each in changes]
     cost = "" if per_hour is None else f", ${per_hour:,.2f} an hour more"
-    show(table(heads, rows, right=heads[1:]), f"{jobs.name}: {gpus} GPUs more ({text}){cost}")
+    show(table(heads, rows, right=heads[1:]), f"{jobs.name}: {counted(gpus, 'GPU')} more ({text}){cost}")
 
 
 def _cells_of(change: Change) -> list[str]:

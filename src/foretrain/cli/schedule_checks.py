@@ -11,6 +11,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "draws": ("when",),
     "repair": ("node_mtbf",),
     "rack": ("placement topology",),
+    "migrate": ("cluster of several kinds of devices", "buy"),
     "uses": ("pairs", "cluster with slices"),
     "memory_risk": ("predictor",),
     "checkpoint_every": (*_FAILURES, "checkpoint_write"),

@@ -97,24 +97,23 @@ def serve(
         import uvicorn
 
         from foretrain.serve.app import make_app
+        from foretrain.serve.ending import run
         from foretrain.serve.service import Service
     logging.basicConfig(format="foretrain: %(message)s", level=logging.WARNING)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            make_app(Service(settings)),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=_CONNECTIONS,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=_PATIENCE_S,
-        )
+    config = uvicorn.Config(
+        make_app(Service(settings)),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=_CONNECTIONS,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=_PATIENCE_S,
     )
     listener = _listener(host, port)
     shown = f"[{host}]" if ":" in host else host
     say(f"serving on http://{shown}:{listener.getsockname()[1]}, runs in {hide_password(settings.db)}")
     os.environ.pop("FORETRAIN_TOKEN", None)
-    server.run(sockets=[listener])
+    run(config, listener)
 
 
 def _listener(host: str, port: int) -> socket.socket:

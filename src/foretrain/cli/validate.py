@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from foretrain.cli.app import registry, say, show
 from foretrain.cli.evaluate import tell_reasons
 from foretrain.cli.job_options import PREDICTOR_HELP
 from foretrain.cli.scale_out import ProcessesOption, hush_ray, one_thread
+from foretrain.errors import missing
 
 
 @registry.command()
@@ -45,6 +47,8 @@ def validate(
         rows, scored = hold(
             tables or (), predictor=predictor or predictors.DEFAULT, processes=processes, progress=advance
         )
+    if not rows and importlib.util.find_spec("torch") is None:
+        raise missing("torch", "validate")
     for source in dict.fromkeys(row.source for row in rows):
         own = [row for row in rows if row.source == source]
         say(source)

@@ -37,7 +37,8 @@ def check_lines(check: JobCheck, base: Explanation | None = None) -> Iterator[st
         mark = "ok    " if verdict.holds else "missed"
         form = _FORMS[verdict.name]
         yield (
-            f"{mark}  {verdict.name:<{width}}  {form(verdict.value.median)} [{_interval(verdict, form)}], "
+            f"{mark}  {verdict.name:<{width}}  {form(verdict.value.median)}{_which(check, verdict)} "
+            f"[{_interval(verdict, form)}], "
             f"limit {_limit(verdict)}, chance to miss it {_chances(verdict)}"
         )
     yield from reasons(check, base)
@@ -54,7 +55,7 @@ def check_markdown(check: JobCheck, base: Explanation | None = None) -> str:
     rows = [
         [
             f"{':white_check_mark:' if verdict.holds else ':x:'} {verdict.name}",
-            form(verdict.value.median),
+            form(verdict.value.median) + _which(check, verdict),
             _interval(verdict, form),
             _limit(verdict),
             _chances(verdict),
@@ -151,6 +152,14 @@ def _largest(parts: Mapping[str, float]) -> tuple[str, str]:
 
 def _interval(verdict: LimitVerdict, form: Form) -> str:
     return f"{form(verdict.value.low)} to {form(verdict.value.high)}"
+
+
+def _which(check: JobCheck, verdict: LimitVerdict) -> str:
+    """Which memory ``--max-memory`` is of: what the allocator holds, or the peak where only that is
+    forecast."""
+    if verdict.name != "memory":
+        return ""
+    return " reserved" if "reserved_memory_bytes" in check.forecast.quantities else " at peak"
 
 
 def _limit(verdict: LimitVerdict) -> str:

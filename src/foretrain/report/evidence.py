@@ -60,11 +60,12 @@ def _notes(evidence: Evidence) -> list[str]:
 
 def side_by_side_table(found: SideBySide) -> RenderableType:
     """What each predictor gives, which of them knows such jobs, and where they disagree."""
-    headings = ("predictor", "step", "80 % interval", "memory", "training", "runs like it", "error", "held")
+    headings = ("predictor", "step", "80 % interval", "reserved", "training", "runs like it", "error", "held")
     parts: list[RenderableType] = [
         Text(describe_model(found.job), style="bold"),
         Text(describe_cluster(found.job)),
         table(headings, [_entry(one) for one in found.entries if one.forecast], right=headings[5:]),
+        Text("reserved: memory that the allocator holds, on the fullest device", "dim"),
         Text("error: median on runs like it; held: share of them in the predictor's 80 % intervals", "dim"),
         Text(),
     ]
@@ -87,11 +88,12 @@ def _entry(one: Entry) -> list[str]:
         runs = "none (far)" if evidence.is_far else f"{evidence.runs:,}"
         scores = [runs, f"{evidence.median_error:.0%}", f"{evidence.coverage:.0%}"]
     need, total = forecast.fullest, forecast.quantities.get("total_time_s")
+    reserved = "reserved_memory_bytes" in forecast.quantities
     return [
         one.predictor,
         "" if step is None else format_seconds(step.median),
         "" if step is None else f"{format_seconds(step.low)} to {format_seconds(step.high)}",
-        "" if need is None else format_bytes(need.median),
+        "" if need is None else format_bytes(need.median) + ("" if reserved else " (peak)"),
         "" if total is None else format_seconds(total.median),
         *scores,
     ]

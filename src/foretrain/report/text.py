@@ -19,7 +19,7 @@ from foretrain.report.explain import Changes, Explanation, signed
 from foretrain.report.tables import table
 from foretrain.units import format_bytes, format_seconds
 
-_LABEL_WIDTH, _VALUE_WIDTH, _BAR_WIDTH = 17, 18, 24
+_LABEL_WIDTH, _VALUE_WIDTH, _PART_WIDTH, _BAR_WIDTH = 17, 18, 15, 24
 _MOST_FIELDS = 12
 _MOST_NOTES = 10
 """Assumptions that are shown without being asked for."""
@@ -123,7 +123,9 @@ class _Layout:
             bar = ProgressBar(
                 total=total, completed=size, width=_BAR_WIDTH, complete_style="cyan", finished_style="cyan"
             )
-            table.add_row(Text(f"  {name}"), Text(f"{form(size):<11}{size / total:>4.0%}"), bar)
+            value, share = form(size), f"{size / total:.0%}"
+            gap = max(1, _PART_WIDTH - len(value) - len(share))
+            table.add_row(Text(f"  {name}"), Text(f"{value}{' ' * gap}{share}"), bar)
         return table
 
     def line(self, label: str, value: RenderableType) -> Table:

@@ -13,7 +13,7 @@ from foretrain.scheduling.jobs import Refused, Trace, TraceJob
 from foretrain.scheduling.machines import Machine, packed
 from foretrain.scheduling.rules import Rules
 from foretrain.scheduling.speeds import Speeds
-from foretrain.units import format_seconds
+from foretrain.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from foretrain.scheduling.study import Scenario
@@ -83,7 +83,7 @@ def _why_not(
     fewest = job.fewest if resizes else job.gpus
     large = [device for device, size in allowed.items() if size >= fewest]
     if not large:
-        return f"needs more than the {max(allowed.values()):,} GPUs of one kind that the cluster has"
+        return f"needs more than the {counted(max(allowed.values()), 'GPU')} of one kind that the cluster has"
     best = max(speeds.rate(job, device, packed(job.gpus, in_node[device])) for device in large)
     return None if best > 0 else speeds.why_not(job, large)
 
@@ -113,6 +113,7 @@ def check_failures(trace: Trace, scenario: Scenario) -> None:
             given_s = model.job_mtbf_gpu_s if name == "job_mtbf" else model.node_mtbf_s
             raise InputError(
                 f"{name}: {format_seconds(given_s)} is too short: in the {format_seconds(stretch_s)} between "
-                f"two checkpoints job {job.name!r} on {job.gpus} GPUs fails more than {_MOST_FAILURES:,} "
-                "times; give a longer one, or a shorter checkpoint_every or restart"
+                f"two checkpoints job {job.name!r} on {counted(job.gpus, 'GPU')} fails "
+                f"more than {_MOST_FAILURES:,} times; give a longer one, or a shorter "
+                "checkpoint_every or restart"
             )

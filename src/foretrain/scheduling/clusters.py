@@ -14,6 +14,7 @@ from foretrain.files import read_tables
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.sharing.mig import cut
 from foretrain.scheduling.traces.rows import dictionaries, lines_of
+from foretrain.units import counted
 
 _ALLOWED = (
     'a TOML file with [cluster], a CSV file of nodes (gpu, model), "64x8xv100" (nodes x GPUs x device) '
@@ -70,6 +71,25 @@ def _from_words(part: str, text: str, devices: Collection[str]) -> list[Machine]
         machine = Machine(device=named, gpus=gpus, price_per_hour=price, partition=partition)
         return cut(machine, slices.split("+")) * nodes
     return [Machine(device=device, gpus=gpus, price_per_hour=price, partition=partition)] * nodes
+
+
+def hardware_of(text: str, machines: Sequence[Machine]) -> str:
+    """What a cluster is made of, in words: a GPU that is cut counts once, and so does its node.
+
+    >>> hardware_of("1x8xh100@3g.40gb+4g.40gb", read_machines("1x8xh100@3g.40gb+4g.40gb"))
+    '16 slices of 8 GPUs of 1 node'
+    """
+    nodes, whole, slices, cut_up = len(machines), sum(machine.gpus for machine in machines), 0, 0
+    for part in text.split(","):
+        match = re.search(r"(\d+)x(\d+)x[\w.-]+@([\w.+]+)$", part.strip())
+        if match is not None:
+            names, gpus = match[3].split("+"), int(match[1]) * int(match[2])
+            nodes -= int(match[1]) * (len({*names}) - 1)
+            slices, cut_up = slices + gpus * len(names), cut_up + gpus
+    whole -= slices
+    parts = [f"{counted(slices, 'slice')} of {counted(cut_up, 'GPU')}"] if slices else []
+    parts += [counted(whole, "whole GPU" if slices else "GPU")] if whole else []
+    return f"{' and '.join(parts)} of {counted(nodes, 'node')}"
 
 
 def price_of(device: str, gpus: int) -> float | None:

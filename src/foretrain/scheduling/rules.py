@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,11 @@ def _rules(document: Mapping[str, Any]) -> Rules:
     if not isinstance(reservations, list) or not all(isinstance(each, dict) for each in reservations):
         raise InputError("reservation: not tables such as [[reservation]] with start, end and gpus")
     return Rules(
-        queues={name: Queue(**_checked(f"queue.{name}", each, "queue")) for name, each in queues.items()},
-        reservations=tuple(_reservation(each) for each in reservations),
+        queues={name: _queue(f"queue.{name}", each) for name, each in queues.items()},
+        reservations=tuple(
+            _reservation("reservation" if len(reservations) == 1 else f"reservation[{number}]", each)
+            for number, each in enumerate(reservations)
+        ),
         preempt=document.get("preempt", False),
         kill=document.get("kill", False),
     )
@@ -143,17 +147,38 @@ def _checked(where: str, table: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return dict(table)
 
 
-def _reservation(table: Mapping[str, Any]) -> Reservation:
-    checked = _checked("reservation", table, "reservation")
+def _queue(where: str, table: Mapping[str, Any]) -> Queue:
+    checked = _checked(where, table, "queue")
+    with _within(where):
+        return Queue(**checked)
+
+
+def _reservation(where: str, table: Mapping[str, Any]) -> Reservation:
+    checked = _checked(where, table, "reservation")
     missing = next((key for key in ("start", "end", "gpus") if key not in checked), None)
     if missing is not None:
-        raise InputError(f"reservation: has no {missing}; one has start, end and gpus")
-    start_s, end_s = (_seconds(key, checked.pop(key)) for key in ("start", "end"))
-    return Reservation(start_s=start_s, end_s=end_s, **checked)
+        raise InputError(f"{where}: has no {missing}; one has start, end and gpus")
+    start, end = checked.pop("start"), checked.pop("end")
+    start_s, end_s = _seconds(f"{where}.start", start), _seconds(f"{where}.end", end)
+    if not 0 <= start_s < math.inf:
+        raise invalid(f"{where}.start", start, "a time of at least 0")
+    if not start_s < end_s < math.inf:
+        raise invalid(f"{where}.end", end, f"a time after its start, {start!r}")
+    with _within(where):
+        return Reservation(start_s=start_s, end_s=end_s, **checked)
 
 
-def _seconds(name: str, value: Any) -> float:
+@contextlib.contextmanager
+def _within(where: str) -> Iterator[None]:
+    """Errors of a field with the table that it stands in before it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}.{error}") from error
+
+
+def _seconds(where: str, value: Any) -> float:
     """From the first arrival on: seconds, or text such as "36h"."""
     if _is_number(value):
         return float(value)
-    return parse_seconds(str(value), f"reservation.{name}")
+    return parse_seconds(str(value), where)

@@ -8,7 +8,7 @@ from typing import Any
 from foretrain.scheduling.jobs import Trace
 from foretrain.scheduling.metrics import Metrics
 from foretrain.scheduling.study import EXACT, Outcome, Quality, mean_metrics
-from foretrain.scheduling.worth import worth
+from foretrain.scheduling.worth import share_more, worth
 
 Key = tuple[str, Quality]
 """A policy and how good its estimates are."""
@@ -27,7 +27,7 @@ def cost_of_errors(means: Mapping[Key, Metrics], policy: str, found: Metrics) ->
     """What errors of the estimates cost in average completion time, as a fraction; None where no exact
     estimates were tried."""
     exact = means.get((policy, EXACT))
-    return None if exact is None else found.average_jct_s / exact.average_jct_s - 1
+    return None if exact is None else share_more(found.average_jct_s, exact.average_jct_s)
 
 
 def document(jobs: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrain.scheduling.metrics import Metrics
 from foretrain.scheduling.study import EXACT, Outcome, Quality
 
 _CONFIDENCE = 0.95
+Floats = NDArray[np.float64]
 
 
 def _gpu_hours(found: Metrics) -> float | None:
@@ -28,6 +30,11 @@ FIGURES: dict[str, tuple[Callable[[Metrics], float | None], bool]] = {
     "dollars": (lambda found: found.cost, True),
 }
 """What is compared, and whether as a share of what exact estimates give (else as a difference)."""
+
+
+def share_more(ours: float | Floats, exact: float | Floats) -> float:
+    """How much more it is over all workloads together, as a share: the ratio of the means that are shown."""
+    return float(np.mean(ours) / np.mean(exact)) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +95,18 @@ def _difference(
     known = [(ours, exact) for ours, exact in values if ours is not None and exact is not None]
     if not known or (relative and any(exact <= 0 for _, exact in known)):
         return None
-    gains = np.array([ours / exact - 1 if relative else ours - exact for ours, exact in known])
+    ours, exact = np.array(known).T
+    mean = share_more(ours, exact) if relative else float((ours - exact).mean())
     half_width = None
-    if len(gains) > 1:
+    if len(known) > 1:
         from scipy.stats import t
 
-        quantile = float(t.ppf((1 + _CONFIDENCE) / 2, len(gains) - 1))
-        half_width = quantile * float(gains.std(ddof=1)) / math.sqrt(len(gains))
+        off = (ours - (1 + mean) * exact) / exact.mean() if relative else ours - exact
+        quantile = float(t.ppf((1 + _CONFIDENCE) / 2, len(known) - 1))
+        half_width = quantile * float(off.std(ddof=1)) / math.sqrt(len(known))
     return Difference(
-        exact=float(np.mean([exact for _, exact in known])),
-        mean=float(gains.mean()),
+        exact=float(exact.mean()),
+        mean=mean,
         half_width=half_width,
         relative=relative,
     )

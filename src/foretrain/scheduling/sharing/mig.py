@@ -120,5 +120,6 @@ class SlicedSpeeds(Speeds):
     def why_not(self, job: TraceJob, devices: Iterable[str]) -> str:
         kinds = list(devices)
         if any("@" in device for device in kinds):
-            return f"goes into no slice or device of the cluster ({', '.join(kinds)})"
+            why = "; a slice takes one job of one GPU" if job.gpus > 1 else ""
+            return f"goes into no slice or device of the cluster ({', '.join(kinds)}){why}"
         return self._whole.why_not(job, kinds)
