@@ -67,7 +67,7 @@ def plan(
     of memory with a greater chance than ``1 - fits``; ``risk`` is the chance with which deadline and budget
     may be missed.
 
-    >>> plans = plan("resnet18", device="h100", batch=512, image=64, precision="amp-bf16", max_devices=4)
+    >>> plans = plan("resnet18", device="h100", batch=1024, image=64, precision="amp-bf16", max_devices=4)
     >>> plans.best.devices, plans.best.plan.shard, plans[0] is plans.best
     (2, 'none', True)
     """
