@@ -262,7 +262,7 @@ def test_the_shipped_predictor_names_the_dataset_that_it_learned_from(folder: Pa
         (("deletepop", "runs.jsonl", "--device", "t4"), "--device: is for operator datasets"),
         (("deletepop", "runs.jsonl", "--published", "."), "--published: is for operator datasets"),
         (("deletepop", "runs.jsonl", "--from", "none"), "none/predictor.json: cannot be read"),
-        (("deletepop", "empty.jsonl"), "runs: none has a step"),
+        (("deletepop", "empty.jsonl"), "empty.jsonl: empty; a runs file has one run per line"),
         (("deletepop", "junk.parquet", "--device", "t4"), "junk.parquet: cannot be read as Parquet"),
         (("deletepop", "junk.parquet"), "junk.parquet: cannot be read as Parquet"),
         (("deletepop", "junk.parquet", "--device", "t5"), "--device: 't5' is not"),
