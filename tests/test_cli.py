@@ -167,6 +167,13 @@ def test_trace_and_page_are_written(folder: Path) -> None:
     assert "://cdn" not in (folder / "report.html").read_text()
 
 
+def test_options_of_other_plans_count_on_the_page_that_has_them() -> None:
+    schedule = ("predict", "job.toml", "--schedule", "gpipe")
+    assert "--schedule: changes nothing here" in fails(*schedule)
+    ok(*schedule, "--html", "report.html", "--html-seconds", "0.2")
+    ok(*schedule, "--suggest")
+
+
 def test_a_forecast_is_shown_though_its_trace_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise InputError("trace.json: cannot be written (No space left on device)")

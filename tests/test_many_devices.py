@@ -209,6 +209,8 @@ def test_workers_share_the_cores_of_a_machine_that_has_fewer() -> None:
     assert computing[3] == pytest.approx(computing[1], rel=0.1)
     assert computing[4] == pytest.approx(computing[0])
     assert computing[5] == pytest.approx(computing[2])
+    nothing = forecast(4, "box, 0 cores", devices_per_node=4)  # words that tell nothing
+    assert nothing["backward_time_s"].median == pytest.approx(computing[3])
     assert four["device_utilization"].median < 0.5 < 0.7 < enough["device_utilization"].median
 
 

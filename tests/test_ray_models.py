@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 from foretrain import predictors
 from foretrain.duration import start_up
@@ -24,7 +25,14 @@ from foretrain.predictors.ray_models.law import Law, Sum
 from foretrain.predictors.ray_models.predictor import data_of
 from foretrain.predictors.ray_models.scaling import ScaleModel, check, ernest_times_s
 from foretrain.predictors.ray_models.search import BATCH, STARTERS, Budget, _dealt, search, try_recipes
-from foretrain.predictors.ray_models.techniques import TECHNIQUES, Recipe, learn, means_of, ridge
+from foretrain.predictors.ray_models.techniques import (
+    TECHNIQUES,
+    Recipe,
+    learn,
+    means_of,
+    ridge,
+    single_threaded,
+)
 from scaled_runs import LEAST, QUICK, blind, grid, job, run, step_s
 
 
@@ -577,3 +585,17 @@ def test_a_recipe_with_our_forecast_is_left_out_where_there_is_none() -> None:
 def test_an_encoding_survives_json() -> None:
     encoding = Encoding.of([one.job for one in grid()], graphs=False)
     assert Encoding.from_dict(encoding.to_dict()) == encoding
+
+
+def test_linear_algebra_has_its_threads_back_when_the_last_has_left() -> None:
+    def threads() -> set[int]:
+        return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+
+    before = threads()
+    first, second = single_threaded(), single_threaded()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert threads() <= {1}
+    second.__exit__(None, None, None)
+    assert threads() == before

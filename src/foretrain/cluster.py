@@ -265,7 +265,7 @@ def host_cores(host: str | None) -> int | None:
     (2, 16, None)
     """
     found = re.search(r"(\d+)[ -]cores?\b", host or "")
-    return int(found.group(1)) if found else None
+    return int(found.group(1)) or None if found else None
 
 
 def _host(given: str | Host | None, groups: Sequence[Group], catalog: Catalog, base: Path) -> dict[str, Any]:
@@ -343,7 +343,7 @@ def _group(where: str, spec: GroupSpec, catalog: Catalog) -> Group:
 
 def _issuer(node: Node | None, device: Device, catalog: Catalog) -> Host | None:
     """The CPU of a node; where none is named, what is usual beside devices that are sold in nodes."""
-    if node is None and not catalog.nodes_with(device):
+    if node is None and not catalog.comes_in_nodes(device):
         return None
     return catalog.host_of(node.cpu if node is not None else None, device.year)
 

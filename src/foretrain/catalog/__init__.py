@@ -264,6 +264,10 @@ class Catalog:
         nodes = map(self.node, self.names("nodes"))
         return [node for node in nodes if device.name in (node.device, *node.variants)]
 
+    def comes_in_nodes(self, device: Device) -> bool:
+        """Whether a device is sold in nodes of the catalogue."""
+        return device.name in _sold_in_nodes(self.files)
+
     def racks_with(self, device: Device) -> list[Node]:
         """The same where NVLink joins all of them to domains; none where the device comes in others too."""
         nodes = self.nodes_with(device)
@@ -277,26 +281,15 @@ class Catalog:
     def host_of(self, cpu: str | None, device_year: int | None = None) -> Host | None:
         """The host of a node: by its CPU, else what is usual beside the device; None where nothing is
         known."""
-        hosts = [self.host(name) for name in self.names("hosts")]
         if cpu is not None:
             known = _index("hosts", self.files).get(plain(cpu))
-            return named_host(cpu, hosts) if known is None else self.host(known)
-        return None if device_year is None else usual_host(device_year, hosts)
+            return named_host(cpu, _hosts(self.files)) if known is None else self.host(known)
+        return None if device_year is None else usual_host(device_year, _hosts(self.files))
 
     def host_in(self, words: str) -> Host | None:
         """The host that words for a machine name by its model or its generation; None where they name none. A
         single word is the machine's own name."""
-        if " " not in words.strip():
-            return None
-        hosts = [self.host(name) for name in self.names("hosts")]
-        around = f"-{re.sub(r'[^a-z0-9]+', '-', words.lower())}-"
-        told = [
-            host
-            for host in hosts
-            for alias in map(plain, host.aliases)
-            if "-" in alias and f"-{alias}-" in around
-        ]
-        return named_host(words, hosts) or (told[0] if told else None)
+        return _host_in(words, self.files) if " " in words.strip() else None
 
     def link_kind(self, name: str, field: str = "cluster.inter_node.kind") -> LinkKind:
         kind: LinkKind = self._entry("links", name, field)
@@ -465,3 +458,26 @@ def _index(kind: str, files: tuple[Path, ...]) -> dict[str, str]:
 @functools.cache
 def _build(kind: str, name: str, files: tuple[Path, ...]) -> Any:
     return schema.read(_KINDS[kind], {**_entries(kind, files)[name], "name": name}, f"{kind}.{name}")
+
+
+@functools.cache
+def _hosts(files: tuple[Path, ...]) -> tuple[Host, ...]:
+    return tuple(_build("hosts", name, files) for name in _entries("hosts", files))
+
+
+@functools.cache
+def _host_in(words: str, files: tuple[Path, ...]) -> Host | None:
+    around = f"-{re.sub(r'[^a-z0-9]+', '-', words.lower())}-"
+    told = [
+        host
+        for host in _hosts(files)
+        for alias in map(plain, host.aliases)
+        if "-" in alias and f"-{alias}-" in around
+    ]
+    return named_host(words, _hosts(files)) or (told[0] if told else None)
+
+
+@functools.cache
+def _sold_in_nodes(files: tuple[Path, ...]) -> frozenset[str]:
+    nodes = [_build("nodes", name, files) for name in _entries("nodes", files)]
+    return frozenset(name for node in nodes for name in (node.device, *node.variants))

@@ -154,7 +154,7 @@ def predict(
     launch = launch_from(launch_files, target, options) if launch_files else None
     job = job_from(str(target), options) if launch is None else launch.job
     if write_job is None:
-        refuse_idle_options(job, options)
+        refuse_idle_options(job, options, other_plans=html is not None or suggest)
     else:
         from foretrain.job_files import write_job_file
 

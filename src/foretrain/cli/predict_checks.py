@@ -29,10 +29,16 @@ _IDLE: Mapping[str, tuple[Callable[[Job], bool], str]] = {
 """When an option changes nothing in the forecast of a job, and why."""
 
 
-def refuse_idle_options(job: Job, options: Options) -> None:
-    """An error for the first option that changes nothing; the same keys in a file stay legal, as files are
-    of whole trainings and are shared."""
+_OF_PLANS = ("schedule", "sequence_parallel")
+"""What other plans than the job's own take over from it."""
+
+
+def refuse_idle_options(job: Job, options: Options, *, other_plans: bool = False) -> None:
+    """An error for the first option that changes nothing, in other plans of the job neither where these are
+    forecast too; the same keys in a file stay legal, as files are of whole trainings and are shared."""
     for name, (is_idle, why) in _IDLE.items():
+        if other_plans and name in _OF_PLANS:
+            continue
         if options.get(name) not in (None, False) and is_idle(job):
             raise InputError(f"{_flag(name)}: changes nothing here: {why}")
 

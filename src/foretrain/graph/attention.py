@@ -171,7 +171,10 @@ def _merge(graph: OpGraph, found: Sequence[_Attention], *, causal: bool, softmax
         elif i not in gone:
             ops.append(op)
     place[-1], place[len(graph.ops)] = -1, len(ops)
-    until = {buffer: place[i] for i, op in inserted.items() for buffer in op.reads}
+    until: dict[int, int] = {}
+    for i, op in inserted.items():
+        for buffer in op.reads:
+            until[buffer] = max(until.get(buffer, -1), place[i])
     buffers = [
         replace(
             buffer,

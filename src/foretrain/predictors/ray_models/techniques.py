@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -75,15 +76,31 @@ def technique(name: str) -> Callable[[Technique], Technique]:
     return register
 
 
+class _Limit:
+    """How many are inside, of all threads of this process, and what the first of them limited."""
+
+    lock, inside = threading.Lock(), 0
+    limits: Any = None
+
+
 @contextlib.contextmanager
 def single_threaded() -> Iterator[None]:
     """Linear algebra in one thread: matrices of some runs are too small to be shared, and on a busy machine
-    threads wait for one another far longer than they compute."""
+    threads wait for one another far longer than they compute. The last to leave lifts the limit."""
     import scipy.linalg  # noqa: F401, what is loaded is limited
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(1, user_api="blas"):
+    with _Limit.lock:
+        if _Limit.inside == 0:
+            _Limit.limits = threadpool_limits(1, user_api="blas")
+        _Limit.inside += 1
+    try:
         yield
+    finally:
+        with _Limit.lock:
+            _Limit.inside -= 1
+            if _Limit.inside == 0:
+                _Limit.limits.unregister()
 
 
 def means_of(
