@@ -372,6 +372,7 @@ def test_a_measured_host_is_told_and_narrows_the_interval(folder: Path) -> None:
     assert [one.bound.endswith(hint) for one in (unknown, named, measured_)] == [True, True, False]
     assert all(one.bound.startswith("the host: the device is busy") for one in (unknown, named, measured_))
     assert any(note.startswith("cluster.node is not given") for note in unknown.assumptions)
+    assert not any(note.startswith("cluster.node is not given") for note in named.assumptions)
     assert any(note.startswith("cluster.host: ") and "forward 0.50" in note for note in measured_.assumptions)
     assert width(measured_) < 0.8 * width(unknown)
     assert width(named) == pytest.approx(width(unknown))

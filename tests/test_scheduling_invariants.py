@@ -33,6 +33,12 @@ from foretrain.scheduling.study import Scenario
 GIB = 2.0**30
 EXAMPLES = int(os.environ.get("FORETRAIN_EXAMPLES", "8"))
 """Of every policy; a long run sets more, such as 500."""
+EVERY_WORLD = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 MACHINES = [
     *[Machine(device="v100-sxm-16gb", gpus=4)] * 2,
     Machine(device="a100-sxm-80gb", gpus=4, rack=1),
@@ -103,12 +109,7 @@ def holds(
 
 
 @pytest.mark.parametrize("policy", policies.names())
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+@EVERY_WORLD
 @given(
     table=rows,
     place=st.sampled_from(sorted(PLACEMENTS)),
@@ -190,12 +191,7 @@ worlds = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("policy", policies.names())
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+@EVERY_WORLD
 @given(table=rows, world=worlds)
 def test_invariants_of_every_policy_in_an_operators_world(
     policy: str, table: list[tuple[int, int, int, float | None, bool]], world: dict[str, Any]

@@ -135,7 +135,7 @@ def _host_notes(job: Job) -> Iterator[str]:
     if host is not None and host.measured:
         speeds = ", ".join(f"{phase} {host.speed_of(phase):.2f}" for phase in PARTS)
         yield f"cluster.host: {host.cpu}, measured {host.measured}: {speeds} of the speed of {MEASURED_HOST}"
-    elif any(group.node is None for group in cluster.groups):
+    elif cluster.host is None and any(group.node is None for group in cluster.groups):
         what = "a host as fast as" if host is None else f"{host.cpu}, at {host.speed:.2f} of the speed of"
         yield f"cluster.node is not given: {what} {MEASURED_HOST} is assumed"
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.catalog.hosts import Host
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts
 from foretrain.errors import InputError
@@ -114,8 +115,8 @@ def rows_of(host: DispatchHost, costs: LearnedCosts, run: Run, gap_s: float) -> 
         graph.operators, run.job.cluster.device, run.job.workload.training.precision
     )[graph.operator_index]
     phases = np.array([op.phase for op in graph.ops])
-    issuer = run.job.cluster.issuer
-    speeds = np.array([1.0 if issuer is None else issuer.speed_of(op.phase) for op in graph.ops])
+    issuer = run.job.cluster.issuer or Host()
+    speeds = np.array([issuer.speed_of(op.phase) for op in graph.ops])
     counts = np.array([_counts(host, op) for op in graph.ops]) / speeds[:, None]
     scale = run.measured["device_busy_s"] / max(float(device_s.sum()), 1e-9)
     kernels = costs.kernels(graph.operators, run.job.cluster.device, run.job.workload.training.precision)[
@@ -126,7 +127,7 @@ def rows_of(host: DispatchHost, costs: LearnedCosts, run: Run, gap_s: float) -> 
         whole = quantity in ("step_time_s", "host_issue_s")
         chosen = np.ones(len(phases), dtype=np.bool_) if whole else phases == quantity.partition("_")[0]
         total = counts[chosen].sum(axis=0)
-        total[-1] = float(whole) / (1.0 if issuer is None else issuer.speed)
+        total[-1] = float(whole) / issuer.speed
         busy = float(device_s[chosen].sum()) * scale + gap_s * float(kernels[chosen].sum())
         waits = 0.0 if quantity in ("host_issue_s", _ALONE) else busy
         found.append(Row(counts=total, device_s=waits, measured_s=measured_s, machine=machine))
