@@ -95,6 +95,7 @@ def unlike_nodes(ray_cluster: Any) -> Iterator[str]:
     larger = ray_cluster.add_node(
         num_cpus=5, num_gpus=2, memory=200 * 2**20, resources={"accelerator_type:H100": 1}
     )
+    ray_cluster.wait_for_nodes(timeout=300)  # until those that other tests ended are known to be gone
     yield ray_cluster.address
     ray.shutdown()
     ray_cluster.remove_node(larger)

@@ -18,7 +18,7 @@ from foretrain import predictors
 from foretrain.cli.scale_out import with_address
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.evaluate import evaluate
-from foretrain.fanout import Crew, WorkerLost, fan_out
+from foretrain.fanout import Crew, WorkerLost, fan_out, ray_tasks
 from foretrain.fanout.cluster import connect, found_at
 from foretrain.predictors.portable import Portable
 from made_up import MODEL
@@ -198,6 +198,20 @@ def test_an_item_that_kills_every_worker_is_one_line() -> None:
         r"process was ended by SIGKILL; out of memory\?\)",
     ):
         list(fan_out(fall_at_five, range(12), processes=2))
+
+
+def test_tasks_that_end_by_themselves_are_not_cancelled(
+    connection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray may end the process that cancels a task which is just ending."""
+    import ray
+
+    cancelled: list[Any] = []
+    monkeypatch.setattr(ray, "cancel", lambda task, **how: cancelled.append(task))
+    monkeypatch.setattr(ray_tasks, "_LEFT_S", 300.0)
+    with pytest.raises(UnsupportedJob, match="seven: not supported"):
+        list(fan_out(refuse_seven, range(20), ray=connection))
+    assert not cancelled
 
 
 def test_a_node_dies_half_way(ray_cluster: Any, connection: str, tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from foretrain.fanout.chunks import Chunk, Outcome, Workers, pack, unpack, work
 from foretrain.fanout.cluster import connected, losses
 
 _RESOURCES_S = 2.0
+_LEFT_S = 1.0
+"""How long tasks that nobody asks for any more may take to end by themselves: Ray (2.60) ends the process
+that cancels one just as it ends ("Tried to complete task that was not pending")."""
 
 
 class RayTasks(Workers):
@@ -63,10 +66,14 @@ class RayTasks(Workers):
     def drop(self) -> None:
         import ray
 
-        for reference in self._running:
+        running, self._running = list(self._running), {}
+        if not running:
+            return
+        with contextlib.suppress(Exception):
+            _, running = ray.wait(running, num_returns=len(running), timeout=_LEFT_S)
+        for reference in running:
             with contextlib.suppress(Exception):
                 ray.cancel(reference, force=True)
-        self._running = {}
 
     def close(self) -> None:
         with self._stack:

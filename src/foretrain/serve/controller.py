@@ -206,9 +206,7 @@ def _ray_links(nodes: Sequence[str]) -> dict[str, float | None]:
             _known_links[asked[one]] = ray.get(one)
         except (ray.exceptions.RayError, ImportError):  # a node that was just lost, or without foretrain
             _known_links[asked[one]] = None
-    for one in late:
-        ray.cancel(one, force=True)
-        _known_links[asked[one]] = None
+    _known_links.update((asked[one], None) for one in late)
     return {node: _known_links[node] for node in nodes}
 
 
