@@ -27,15 +27,10 @@ from foretrain.catalog import Catalog
 from foretrain.costs.measured import load_columns
 from foretrain.evaluate import Scores
 from foretrain.measure.candidates import Array, Candidates, operator_candidates, table_candidates
-from foretrain.measure.design import (
-    Indices,
-    cheap_random_design,
-    design,
-    greedy,
-    grid_design,
-    half_d_optimal,
-    random_design,
-)
+from foretrain.measure.design import design
+from foretrain.measure.design.controls import cheap_random_design, grid_design, random_design
+from foretrain.measure.design.criteria import Indices
+from foretrain.measure.design.d_optimal import greedy, half_d_optimal
 
 POOL = 16_000
 """Candidates to choose from, drawn anew for every seed."""

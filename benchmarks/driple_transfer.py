@@ -23,7 +23,7 @@ import numpy as np
 
 import reading
 from driple import CAMPAIGN, H200, H200_FOLDS, SHOWN, Study, errors, folds, read, remembering
-from foretrain.measure.design import d_optimal
+from foretrain.measure.design.d_optimal import d_optimal
 from foretrain.predictors.driple import DriplePredictor
 from foretrain.predictors.driple.cases import Cases, network_module, tailoring_module
 from foretrain.predictors.driple.features import MEANS, TARGETS, TWELVE, Array

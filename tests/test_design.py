@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.errors import InputError
-from foretrain.measure import design as designs
 from foretrain.measure.candidates import (
     Array,
     Candidates,
@@ -19,7 +18,11 @@ from foretrain.measure.candidates import (
     operator_candidates,
     table_candidates,
 )
-from foretrain.measure.design import METHODS, Design, design, gain, log_det
+from foretrain.measure.design import METHODS, Design, design, gain
+from foretrain.measure.design.a_optimal import a_weights
+from foretrain.measure.design.controls import random_design
+from foretrain.measure.design.criteria import RIDGE, information, log_det
+from foretrain.measure.design.d_optimal import exchange, greedy
 
 
 def made(rows: int, columns: int, seed: int, *, spread: float = 1.0) -> Candidates:
@@ -102,7 +105,7 @@ def test_d_optimal_tells_at_least_as_much_as_random_and_as_greedy_alone(
     budget = budget_of(pool, share)
     found = design("d-optimal", pool, budget_s=budget, seed=seed).log_det
     assert found >= design("random", pool, budget_s=budget, seed=seed).log_det - 1e-6
-    assert found >= log_det(pool.features[designs.greedy(pool.features, pool.cost_s, budget)]) - 1e-6
+    assert found >= log_det(pool.features[greedy(pool.features, pool.cost_s, budget)]) - 1e-6
 
 
 @settings(max_examples=25, deadline=None)
@@ -135,8 +138,8 @@ def test_exchange_finds_the_best_of_all_small_designs() -> None:
 
 def test_exchange_mends_a_bad_start() -> None:
     pool = made(200, 4, 1, spread=0.0)
-    start = designs.random_design(pool.features, np.ones(200), 20.0, seed=3)
-    better = designs.exchange(pool.features, np.ones(200), 20.0, start)
+    start = random_design(pool.features, np.ones(200), 20.0, seed=3)
+    better = exchange(pool.features, np.ones(200), 20.0, start)
     assert log_det(pool.features[better]) > log_det(pool.features[start]) + 1
     assert log_det(pool.features[better]) == pytest.approx(
         design("d-optimal", pool, count=20).log_det, abs=0.1
@@ -183,7 +186,7 @@ def test_lazy_greedy_is_greedy() -> None:
     chosen: list[int] = []
     left = budget
     while True:
-        inverse = np.linalg.inv(designs.information(pool.features[chosen]))
+        inverse = np.linalg.inv(information(pool.features[chosen]))
         gains = np.log1p(np.einsum("ij,jk,ik->i", pool.features, inverse, pool.features)) / pool.cost_s
         gains[chosen] = -1
         gains[pool.cost_s > left] = -1
@@ -192,7 +195,7 @@ def test_lazy_greedy_is_greedy() -> None:
             break
         chosen.append(best)
         left -= pool.cost_s[best]
-    lazy = designs.greedy(pool.features, pool.cost_s, budget)
+    lazy = greedy(pool.features, pool.cost_s, budget)
     assert log_det(pool.features[lazy]) == pytest.approx(log_det(pool.features[chosen]), abs=1e-4)
 
 
@@ -226,7 +229,7 @@ def test_the_convex_problem_is_solved() -> None:
     x = pool.features / np.abs(pool.features).mean(axis=0)
 
     def trace(weights: Array) -> float:
-        return float(np.trace(np.linalg.inv(x.T @ (weights[:, None] * x) + designs.RIDGE * np.eye(3))))
+        return float(np.trace(np.linalg.inv(x.T @ (weights[:, None] * x) + RIDGE * np.eye(3))))
 
     start = np.full(15, budget / pool.cost_s.sum())
     room: dict[str, Any] = {"type": "ineq", "fun": lambda weights: budget - pool.cost_s @ weights}
@@ -238,7 +241,7 @@ def test_the_convex_problem_is_solved() -> None:
         constraints=[room],
         options={"maxiter": 500, "ftol": 1e-10},
     )
-    weights = designs.a_weights(pool.features, pool.cost_s, budget, tolerance=1e-6, iterations=2000)
+    weights = a_weights(pool.features, pool.cost_s, budget, tolerance=1e-6, iterations=2000)
     assert trace(weights) == pytest.approx(known.fun, rel=1e-4)
     assert pool.cost_s @ weights <= budget * (1 + 1e-9)
 
@@ -247,7 +250,7 @@ def test_the_convex_problem_is_solved() -> None:
 @given(pool=POOLS, share=st.floats(0.05, 0.9))
 def test_weights_are_shares_within_the_budget(pool: Candidates, share: float) -> None:
     budget = budget_of(pool, share)
-    weights = designs.a_weights(pool.features, pool.cost_s, budget)
+    weights = a_weights(pool.features, pool.cost_s, budget)
     assert weights.min() >= 0
     assert weights.max() <= 1
     assert pool.cost_s @ weights <= budget * (1 + 1e-6)
