@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import math
 from pathlib import Path
 from typing import Any
 
@@ -695,6 +696,61 @@ def test_bert_finds_that_its_mask_hides_nothing(base: Path) -> None:
     assert len(attention) == 2
     assert all(operator.tensor("attn_bias") is None for operator in attention)
     assert "native_dropout" in launched(graph)
+
+
+MASKED = [
+    ({"model_type": kind, **TINY}, task)
+    for kind, task in (("bert", "masked-lm"), ("bert", "pretraining"), ("roberta", "masked-lm"),
+                       ("electra", "masked-lm"))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "task"), MASKED, ids=lambda value: str(value)[:24])
+def test_a_masked_language_model_may_answer_for_masked_tokens_alone(
+    base: Path, config: dict[str, Any], task: str
+) -> None:
+    """Head and loss are of three tokens of each of four samples, all before them of eight."""
+    some = transformer(base, config, task, sequence=8, predicted_tokens=3)
+    every = transformer(base, config, task, sequence=8)
+    assert (rows_of_logits(some), rows_of_logits(every)) == (12, 32)
+    assert some.parameters == every.parameters
+    assert of_layers(some, "addmm") == of_layers(every, "addmm")
+    assert {op.operator.name for op in some.ops} - {op.operator.name for op in every.ops} >= {"index_select"}
+
+
+def rows_of_logits(graph: OpGraph) -> int:
+    """Tokens for which there are logits over the vocabulary."""
+    products = [op.operator.outputs[0].shape for op in graph.ops if op.operator.name == "addmm"]
+    [rows] = {math.prod(shape[:-1]) for shape in products if shape[-1] == TINY["vocab_size"]}
+    return rows
+
+
+def test_a_model_that_answers_for_masked_tokens_runs(base: Path) -> None:
+    job = a_job(
+        base, {"source": "transformers", "config": MASKED[0][0], "task": "masked-lm"},
+        sequence=8, predicted_tokens=3,
+    )  # fmt: skip
+    loaded = load_model(job.workload, 4, "cpu")
+    assert isinstance(loaded.inputs, dict)
+    output = loaded.module(**loaded.inputs)
+    assert output.logits.shape == (4, 3, TINY["vocab_size"])
+    assert output.loss > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "message"),
+    [
+        ({"task": "masked-lm"}, {"predicted_tokens": 9}, "predicted_tokens: 9 is not at most training.sequence"),
+        ({"task": "masked-lm"}, {"predicted_tokens": 0}, "predicted_tokens: 0 is not a number greater than zero"),
+        ({"task": "masked-lm"}, {"predicted_tokens": 3, "mode": "infer"}, 'predicted_tokens: 3 needs mode = "train"'),
+        ({"task": "question-answering"}, {"predicted_tokens": 3}, "3 is for masked language models, not task quest"),
+    ],
+)  # fmt: skip
+def test_masked_tokens_that_cannot_be_are_refused(
+    base: Path, model: dict[str, Any], training: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        trace(base, {"source": "transformers", "config": MASKED[0][0], **model}, sequence=8, **training)
 
 
 def test_t5_needs_no_task(base: Path) -> None:

@@ -176,6 +176,28 @@ def test_half_precision_scales_its_loss_unless_it_is_said_otherwise(
     assert run.job.workload.training.scales_loss is scales
 
 
+@pytest.mark.parametrize(
+    ("task", "sequence", "source", "fields"),
+    [
+        ("masked-lm", 128, "NVIDIA/DeepLearningExamples", (20, None)),
+        ("masked-lm", 512, "NVIDIA/DeepLearningExamples", (80, None)),
+        ("question-answering", 384, "NVIDIA/DeepLearningExamples", (None, "eager")),
+        ("masked-lm", 128, "mine", (None, None)),
+    ],
+)
+def test_nvidias_bert_answers_for_masked_tokens_and_writes_its_attention_out(
+    task: str, sequence: int, source: str, fields: tuple[int | None, str | None]
+) -> None:
+    document = {
+        **SMALL,
+        "model": {"source": "transformers", "task": task, "config": {"model_type": "bert"}},
+        "training": {"global_batch": 8, "sequence": sequence},
+    }
+    run = Run.read({"job": document, "measured": {}, "provenance": {"source": source}}, catalog=CATALOG)
+    training = run.job.workload.training
+    assert (training.predicted_tokens, training.attention) == fields
+
+
 def test_a_scaler_is_of_half_precision() -> None:
     training = {"global_batch": 8, "precision": "bf16", "grad_scaler": True}
     with pytest.raises(InputError, match=r"^training\.grad_scaler: true needs training with precision amp-f"):

@@ -61,6 +61,7 @@ _MEANT = {
     "expert": "ep ep_size expert_parallel",
     "expert_tensor": "etp etp_size expert_tensor_parallel expert_tensor_parallel_size",
     "mtp_layers": "mtp mtp_num_layers",
+    "predicted_tokens": "max_predictions_per_seq max_predictions masked_tokens",
     "shard": "fsdp zero zero_stage sharding sharding_strategy strategy deepspeed",
     "recompute": "checkpointing gradient_checkpointing activation_checkpointing remat",
     "offload": "cpu_offload offload_optimizer",

@@ -20,6 +20,11 @@ _WITHOUT_SCALER = frozenset({"huggingface/pytorch-image-models"})
 """Sources of runs whose programs train in amp-fp16 without a gradient scaler: timm's ``benchmark.py``."""
 _FORCES_NEIGHBOURS = frozenset({"NVIDIA-NeMo/Automodel"})
 """Sources of runs whose benchmarks have tokens choose neighbouring experts (``fake_balanced_gate``)."""
+_EXAMPLES = "NVIDIA/DeepLearningExamples"
+_MASKED = {128: 20, 512: 80}
+"""By the length of a sample, the tokens that NVIDIA's BERT masks in pre-training
+(``max_predictions_per_seq``), and answers for alone (``sequence_output_is_dense``, the default of its
+``run_pretraining.py``)."""
 _PREDICTS_FURTHER = re.compile(r"w/ MTP|include one multi-token-prediction layer")
 """How NVIDIA's figures say that a model has a layer of multi-token prediction."""
 _PERFORMANCE_RECIPES = frozenset({"NVIDIA-NeMo/NeMo", "NVIDIA-NeMo/Megatron-Bridge"})
@@ -55,6 +60,8 @@ def _of_training(
         yield "grad_scaler", False
     if "_te_" in str(provenance.get("recipe")):
         yield "attention", "cudnn"
+    if provenance.get("source") == _EXAMPLES:
+        yield from _of_examples(job)
     if training.framework != "megatron" or not job.trains:
         return
     if _PREDICTS_FURTHER.search(f"{provenance.get('label')} {provenance.get('note')}"):
@@ -65,6 +72,16 @@ def _of_training(
         yield "attention", attention
     if training.precision in ("bf16", "fp8") and (vendor or _reduces_in_bf16(args)):
         yield "gradient_precision", "bf16"
+
+
+def _of_examples(job: Job) -> Iterator[tuple[str, Any]]:
+    """How NVIDIA's BERT is trained: its attention is written out, which the compiler of TorchScript fuses in
+    pre-training alone."""
+    model, masked = job.workload.model, _MASKED.get(job.workload.training.sequence or 0)
+    if model.model_type == "bert" and model.task == "question-answering":
+        yield "attention", "eager"
+    if model.model_type == "bert" and model.task == "masked-lm" and masked:
+        yield "predicted_tokens", masked
 
 
 def _of_plan(

@@ -62,6 +62,7 @@ _LENGTH = (
 MOST = {
     "global_batch": 10**9,
     "sequence": 10**8,
+    "predicted_tokens": 10**8,
     "classes": 10**9,
     "samples": 10**15,
     "epochs": 10**9,
@@ -211,6 +212,9 @@ class Training:
     """Whether products add up weight gradients in fp32 themselves; None for what the framework does."""
     mtp_layers: int = 0
     """Layers that predict further tokens, each with its own output (DeepSeek-V3)."""
+    predicted_tokens: int | None = None
+    """Tokens of a sample that a masked language model answers for, as NVIDIA's and MLPerf's BERT do for the
+    masked ones alone; None for all of them."""
     graphs: Graphs | None = None
     """What is launched as a CUDA graph: nothing, each layer, or the passes of a step; None for what
     ``compile`` does."""
@@ -274,6 +278,8 @@ class Training:
             raise invalid("training.mtp_layers", self.mtp_layers, "0 or more")
         if self.mtp_layers and self.mode == "infer":
             raise InputError(f'training.mtp_layers: {self.mtp_layers} needs mode = "train"')
+        if self.predicted_tokens is not None:
+            self._check_predicted(self.predicted_tokens)
         AllocatorSettings.read(self.allocator or "")
         if self.graphs == "none" and self.compile in _GRAPHED_MODES:
             raise InputError(f"training.graphs: 'none', but compile = {self.compile!r} launches CUDA graphs")
@@ -293,6 +299,12 @@ class Training:
 
         if self.grad_scaler and (self.precision != "amp-fp16" or self.mode != "train"):
             raise InputError("training.grad_scaler: true needs training with precision amp-fp16")
+
+    def _check_predicted(self, count: int) -> None:
+        if self.mode == "infer":
+            raise InputError(f'training.predicted_tokens: {count} needs mode = "train"')
+        if self.sequence is not None and count > self.sequence:
+            raise invalid("training.predicted_tokens", count, f"at most training.sequence = {self.sequence}")
 
     @property
     def scales_loss(self) -> bool:
@@ -392,6 +404,11 @@ class Workload:
         further, source = self.training.mtp_layers, self.model.source
         if further and source != "transformers":
             raise InputError(f"training.mtp_layers: {further} needs a model of transformers, not {source}")
+        predicted = self.training.predicted_tokens
+        if predicted is not None and source != "transformers":
+            raise InputError(
+                f"training.predicted_tokens: {predicted} needs a model of transformers, not {source}"
+            )
         if self.training.attention is not None and self.model.source != "transformers":
             raise InputError(
                 f"training.attention: {self.training.attention!r} is a choice of transformers models, "

@@ -92,6 +92,7 @@ def graph_key(
         **({"read": read} if read else {}),
         **({"fp8": [_FP8_REVISION, training.fp8_recipe]} if training.precision == "fp8" else {}),
         **({"mtp_layers": training.mtp_layers} if training.mtp_layers else {}),
+        **({"predicted_tokens": training.predicted_tokens} if training.predicted_tokens else {}),
         **({"adapter": [_ADAPTER_REVISION, training.adapter]} if training.adapter else {}),
         **({"state_space": _STATE_SPACE_REVISION} if model.model_type in _STATE_SPACES else {}),
     }  # fmt: skip

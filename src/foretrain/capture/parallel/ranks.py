@@ -88,6 +88,7 @@ def _trace(
 ) -> OpGraph:
     training, plan = job.workload.training, job.plan
     _check_adapter(job)
+    _check_predicted(job)
     with same_draws():
         loaded = _load(job, batch)
     module = loaded.module
@@ -161,6 +162,15 @@ def _check_adapter(job: Job) -> None:
     if adapter is not None and adapter.quantises and tensor > 1:
         what = f"plan.tensor: {tensor} cuts layers, and weights in 4 bits are not cut"
         raise UnsupportedJob(f'{what}; give training.adapter.kind = "lora", or plan.shard = "zero3" instead')
+
+
+def _check_predicted(job: Job) -> None:
+    """Which of the masked tokens of a sample a rank has of its sequence depends on the data."""
+    predicted, context = job.workload.training.predicted_tokens, job.plan.context
+    if predicted is not None and context > 1:
+        raise UnsupportedJob(
+            f"plan.context: {context} cuts sequences, of which {predicted} tokens are answered for"
+        )
 
 
 def _values(loaded: LoadedModel, everything: bool) -> Constants:

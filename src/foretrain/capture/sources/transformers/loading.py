@@ -11,6 +11,7 @@ from foretrain.capture.sources.loaded import build_on
 from foretrain.capture.sources.transformers.configuration import check_positions, read_config
 from foretrain.capture.sources.transformers.inputs import make_inputs
 from foretrain.capture.sources.transformers.losses import fix_matching
+from foretrain.capture.sources.transformers.masked import predict_masked
 from foretrain.capture.sources.transformers.shapes import Shapes
 from foretrain.capture.sources.transformers.targets import TARGETS
 from foretrain.capture.sources.transformers.tasks import CLASSIFIES, build_class, choose_task
@@ -43,6 +44,8 @@ def load_transformers(
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0
     check_positions(module, training.sequence)
+    if training.predicted_tokens is not None:
+        predict_masked(module, task, training.predicted_tokens)
     shapes = Shapes(module, config, training, batch, task, device, constants)
     inputs = make_inputs(shapes)
     for name in ("sequence", "image"):

@@ -50,6 +50,8 @@ def _language(shapes: Shapes, features: Mapping[str, Any]) -> Inputs:
         return {"labels": shapes.tokens(shapes.length + features["visual_attention_mask"].shape[1])}
     if shapes.config.model_type in _PADDED:
         return {"labels": shapes.tokens(shapes.config.max_position_embeddings)}
+    if (predicted := shapes.training.predicted_tokens) is not None:
+        return {"labels": shapes.tokens(predicted)}
     if "input_ids" in features and features["input_ids"].dim() == 2:
         return {"labels": features["input_ids"]}
     return {"labels": shapes.ids()}
