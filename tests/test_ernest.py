@@ -38,6 +38,25 @@ def test_a_law_is_found_again(coefficients: tuple[float, ...]) -> None:
     assert min(found) >= 0
 
 
+def test_samples_per_second_tell_the_time_of_a_step() -> None:
+    known = runs((1.0, 0.1, 0.1, 0.1))
+    rates = [
+        Run(
+            job=run.job,
+            measured={
+                "samples_per_s": run.job.workload.training.global_batch / run.measured["step_time_s"],
+                "peak_memory_bytes": 1e9,
+            },
+        )
+        for run in known
+    ]
+    by_times, by_rates = ErnestPredictor().fit(known), ErnestPredictor().fit(rates)
+    assert not by_rates.left_out_
+    assert by_rates.predict(job(workers=16))["step_time_s"].median == pytest.approx(
+        by_times.predict(job(workers=16))["step_time_s"].median
+    )
+
+
 def test_each_workload_has_its_own_law() -> None:
     slow, fast = (1.0, 0.1, 0.1, 0.1), (0.1, 0.01, 0.01, 0.01)
     ernest = ErnestPredictor().fit([*runs(slow), *runs(fast, "vgg11")])
