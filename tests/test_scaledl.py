@@ -369,6 +369,15 @@ def test_cpu_workers_are_not_corrected_by_what_gpus_taught(folder: Path) -> None
     )
 
 
+def test_a_step_that_is_not_corrected_is_no_surer_than_it_was_played(runs: list[Run]) -> None:
+    one = runs[0].job
+    told = ScaleDLPredictor().fit(runs[:1]).predict(one)["step_time_s"]
+    played = DeletePopPredictor().predict(one)["step_time_s"]
+    assert told.median == played.median
+    assert told.low <= played.low
+    assert told.high >= played.high
+
+
 def test_cpu_workers_are_corrected_by_runs_of_their_own(folder: Path) -> None:
     plain, jobs = DeletePopPredictor(), [job(folder, kind, device="cpu") for kind in KINDS]
     fitted = ScaleDLPredictor().fit(

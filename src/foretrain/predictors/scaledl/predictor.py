@@ -78,12 +78,15 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
         return self._operators().tuning_for(job)
 
     def spread_of(self, step: Step) -> Spread:
-        """That of the played step, but for its time: as far as left-out runs that were as near lay."""
+        """That of the played step, but for its time: as far as left-out runs that were as near lay; where it
+        is not corrected, no less than that of the played step."""
         played, place = self._operators().spread_of(step), Place.of(step.layout.job)
         learned = self.state()
         if place.mode not in learned.region.modes:
             return played
-        own = learned.factors[learned.region.trust(place)]
+        trust = learned.region.trust(place)
+        own = learned.factors[trust]
+        own = own if learned.gates[trust] else own.widest(played.time)
         quantities = {**played.quantities, "step_time_s": own}
         return dataclasses.replace(played, time=own, quantities=quantities)
 
