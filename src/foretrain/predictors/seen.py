@@ -215,7 +215,7 @@ class Seen:
         workloads = {workload_key(job) for job in jobs}
         return cls(
             workload=workloads.pop() if len(workloads) == 1 else "",
-            settings={name: _values(setting, jobs) for name, setting in SETTINGS.items()},
+            settings={name: values_of(setting, jobs) for name, setting in SETTINGS.items()},
             numbers=Numbers.of(number_columns(jobs) if columns is None else columns),
         )
 
@@ -262,7 +262,8 @@ class Seen:
         return cls(workload=document["workload"], settings=settings, numbers=Numbers(values=numbers))
 
 
-def _values(setting: Callable[[Job], Any], jobs: Sequence[Job]) -> tuple[Any, ...]:
+def values_of(setting: Callable[[Job], Any], jobs: Sequence[Job]) -> tuple[Any, ...]:
+    """The distinct values that jobs have, in the order of their texts."""
     values = {str(value): value for value in map(setting, jobs) if value is not None}
     return tuple(values[text] for text in sorted(values))
 
