@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,26 @@ def test_parameter_servers_are_a_workload_of_their_own() -> None:
     assert ernest.predict(job(plan={"servers": 1}))["step_time_s"].median > 0
     with pytest.raises(UnsupportedJob):
         ernest.predict(job())
+
+
+@pytest.mark.parametrize("name", ["ernest", "cherrypick", "flops", "ray_models"])
+def test_a_machine_without_runs_is_named_and_less_sure(name: str, tmp_path: Path) -> None:
+    def on(one: Job, host: str) -> Job:
+        return dataclasses.replace(one, cluster=dataclasses.replace(one.cluster, host=host))
+
+    known = [
+        dataclasses.replace(run, job=on(run.job, "Intel Xeon, 16 cores"))
+        for run in runs((1.0, 0.1, 0.1, 0.1))
+    ]
+    predictors.get(name).fit(known).save(tmp_path)
+    learned, asked = predictors.get(tmp_path), job(workers=4)
+    silent, same = learned.predict(asked), learned.predict(on(asked, "XEON (16 cores)"))
+    other = learned.predict(on(asked, "AMD EPYC, 2 cores"))
+    assert silent["step_time_s"] == same["step_time_s"]
+    assert other["step_time_s"].median == same["step_time_s"].median
+    assert other["step_time_s"].high > 1.5 * same["step_time_s"].high
+    (note,) = set(other.assumptions) - set(same.assumptions)
+    assert note.startswith("cluster.host: epyc, 2 cores, and runs were made on xeon, 16 cores")
 
 
 def served(workers: int, **servers: int) -> Job:

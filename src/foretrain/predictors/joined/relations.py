@@ -17,6 +17,8 @@ from foretrain.predictors.seen import (
     NUMBERS,
     SETTINGS,
     Numbers,
+    elsewhere,
+    machines_of,
     notes_of,
     number_columns,
     number_row,
@@ -47,20 +49,23 @@ class Told:
 
     settings: Mapping[str, tuple[Any, ...]]
     numbers: Numbers
+    machines: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, jobs: Sequence[Job]) -> Self:
         columns = {name: row for name, row in number_columns(jobs).items() if name not in DATA_NUMBERS}
         settings = {name: values_of(SETTINGS[name], jobs) for name in _NAMED}
-        return cls(settings=settings, numbers=Numbers.of(columns))
+        return cls(settings=settings, numbers=Numbers.of(columns), machines=machines_of(jobs))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"settings": _listed(self.settings), "numbers": _listed(self.numbers.values)}
+        known = {"settings": _listed(self.settings), "numbers": _listed(self.numbers.values)}
+        return {**known, "machines": list(self.machines)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
         settings = {**dict.fromkeys(_NAMED, ()), **_tuples(document["settings"])}
-        return cls(settings=settings, numbers=Numbers(values=_tuples(document["numbers"])))
+        numbers = Numbers(values=_tuples(document["numbers"]))
+        return cls(settings=settings, numbers=numbers, machines=tuple(document["machines"]))
 
     def news(self, job: Job, whose: str) -> dict[str, str]:
         """By setting, what to say of one that they do not have; degrees between theirs are none."""
@@ -125,7 +130,9 @@ class Known:
         told, row = self.by_model.get(job.workload.model.key, self.everyone), number_row(job)
         of_all = self.everyone.news(job, "")
         named = {**told.news(job, " of this model"), **of_all}
-        return [*named.values(), *notes_of(told.numbers, told.numbers.away(row), row)]
+        where = elsewhere(job, self.everyone.machines)
+        beyond = notes_of(told.numbers, told.numbers.away(row), row)
+        return [*named.values(), *beyond, *([] if where is None else [where])]
 
     def relation(self, job: Job) -> Relation:
         """How a job stands to the runs; the size of the data counts for nothing, as a step does not know

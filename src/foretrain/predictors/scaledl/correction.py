@@ -16,7 +16,7 @@ from foretrain.errors import InputError
 from foretrain.estimate import SHARES, Factors
 from foretrain.job import Job
 from foretrain.predictors.deletepop.calibration import without_memory
-from foretrain.predictors.predictddl.machines import machine_of
+from foretrain.predictors.machines import machine_of
 from foretrain.predictors.scaledl.graph import LayerGraph
 
 FORMAT = "foretrain-scaledl/2"
