@@ -175,6 +175,18 @@ def test_a_second_calibration_goes_on_from_the_first(folder: Path) -> None:
     assert twice.benefits_["a100-sxm-80gb"].error_before < 0.1
 
 
+def test_a_calibration_to_noisy_runs_is_no_surer_than_they_bear_out(folder: Path) -> None:
+    wanted = jobs(folder)
+    quiet = DeletePopPredictor().fit(measure(one, 1.3) for one in wanted)
+    factors = [0.5 if i % 2 else 2.0 for i in range(len(wanted))]
+    noisy = DeletePopPredictor().fit(map(measure, wanted, factors))
+    error = noisy.benefits_["a100-sxm-80gb"].error_after
+    assert error is not None
+    told, sure = (each.predict(wanted[0])["step_time_s"] for each in (noisy, quiet))
+    assert told.high / told.median == pytest.approx(5**error)
+    assert told.high / told.median > 1.5 * sure.high / sure.median
+
+
 def test_runs_that_cannot_be_used_are_named(folder: Path) -> None:
     good = measure(job(folder), 1.2)
     gone = job(folder, "gone")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,25 @@ def test_a_law_is_found_again(coefficients: tuple[float, ...]) -> None:
     assert min(found) >= 0
 
 
+def test_samples_per_second_tell_the_time_of_a_step() -> None:
+    known = runs((1.0, 0.1, 0.1, 0.1))
+    rates = [
+        Run(
+            job=run.job,
+            measured={
+                "samples_per_s": run.job.workload.training.global_batch / run.measured["step_time_s"],
+                "peak_memory_bytes": 1e9,
+            },
+        )
+        for run in known
+    ]
+    by_times, by_rates = ErnestPredictor().fit(known), ErnestPredictor().fit(rates)
+    assert not by_rates.left_out_
+    assert by_rates.predict(job(workers=16))["step_time_s"].median == pytest.approx(
+        by_times.predict(job(workers=16))["step_time_s"].median
+    )
+
+
 def test_each_workload_has_its_own_law() -> None:
     slow, fast = (1.0, 0.1, 0.1, 0.1), (0.1, 0.01, 0.01, 0.01)
     ernest = ErnestPredictor().fit([*runs(slow), *runs(fast, "vgg11")])
@@ -62,6 +82,26 @@ def test_parameter_servers_are_a_workload_of_their_own() -> None:
     assert ernest.predict(job(plan={"servers": 1}))["step_time_s"].median > 0
     with pytest.raises(UnsupportedJob):
         ernest.predict(job())
+
+
+@pytest.mark.parametrize("name", ["ernest", "cherrypick", "flops", "ray_models"])
+def test_a_machine_without_runs_is_named_and_less_sure(name: str, tmp_path: Path) -> None:
+    def on(one: Job, host: str) -> Job:
+        return dataclasses.replace(one, cluster=dataclasses.replace(one.cluster, host=host))
+
+    known = [
+        dataclasses.replace(run, job=on(run.job, "Intel Xeon, 16 cores"))
+        for run in runs((1.0, 0.1, 0.1, 0.1))
+    ]
+    predictors.get(name).fit(known).save(tmp_path)
+    learned, asked = predictors.get(tmp_path), job(workers=4)
+    silent, same = learned.predict(asked), learned.predict(on(asked, "XEON (16 cores)"))
+    other = learned.predict(on(asked, "AMD EPYC, 2 cores"))
+    assert silent["step_time_s"] == same["step_time_s"]
+    assert other["step_time_s"].median == same["step_time_s"].median
+    assert other["step_time_s"].high > 1.5 * same["step_time_s"].high
+    (note,) = set(other.assumptions) - set(same.assumptions)
+    assert note.startswith("cluster.host: epyc, 2 cores, and runs were made on xeon, 16 cores")
 
 
 def served(workers: int, **servers: int) -> Job:

@@ -767,6 +767,8 @@ def test_the_command_tells_why_runs_are_unsupported(tmp_path: Path) -> None:
         f"unsupported: {path}:1: ernest: ernest: has learned from no runs yet; fit it first" in result.stderr
     )
     assert result.stderr.count("(2 more like it)") >= 1
+    assert "ernest learns from runs alone: --split random has it learn from the others" in result.stderr
+    assert "roofline learns" not in result.stderr
 
 
 def test_a_command_whose_forecasts_all_fail_says_why_once_and_exits_with_1(tmp_path: Path) -> None:

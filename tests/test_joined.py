@@ -14,6 +14,7 @@ import pytest
 import commands
 from foretrain import predictors
 from foretrain.errors import InputError, UnsupportedJob
+from foretrain.estimate import Estimate
 from foretrain.job import Job, Run
 from foretrain.predictors import usual
 from foretrain.predictors.checks import check_predictor
@@ -27,6 +28,14 @@ from foretrain.predictors.joined.relations import Known, Relation
 from foretrain.predictors.seen import step_of
 from scaled_runs import job, run
 
+MODEL = """
+import torch
+
+def net(batch):
+    return torch.nn.Linear(64, 10), (torch.zeros(batch, 16, 64),)
+
+other = net
+"""
 QUICK = Joining(predictors=("ernest",), folds=3)
 RUNS = [
     run(job(workers, batch, name=f"model.py:{name}"))
@@ -62,6 +71,19 @@ def test_a_job_stands_to_the_runs_by_model_and_scale(asked: Job, relation: Relat
 def test_what_is_known_comes_back_from_its_document() -> None:
     known = Known.of([one.job for one in RUNS])
     assert Known.from_dict(json.loads(json.dumps(known.to_dict()))) == known
+
+
+def test_what_no_run_has_of_a_job_is_named() -> None:
+    jobs = [job(workers, 8, optimizer="sgd") for workers in (1, 2, 4)]
+    known = Known.of([*jobs, job(2, 8, name="model.py:other", optimizer="adam")])
+    assert known.news(job(2, 8, optimizer="adam")) == known.notes(job(2, 8)) == []
+    assert known.notes(job(2, 8, optimizer="adam")) == [
+        "training.optimizer: adam, which no run of this model has (sgd)"
+    ]
+    assert known.news(job(2, 8, precision="bf16")) == ["training.precision: bf16, which no run has (fp32)"]
+    assert known.notes(job(16, 8)) == ["beyond the runs in workers: 16, they have 1 to 4"]
+    earlier = {name: part for name, part in known.to_dict().items() if name not in ("everyone", "by_model")}
+    assert Known.from_dict(earlier).notes(job(16, 8, precision="bf16")) == []
 
 
 def test_runs_are_left_out_as_jobs_as_models_and_along_each_number() -> None:
@@ -189,6 +211,35 @@ def test_a_forecast_says_who_speaks_and_how_well(learned: JoinedPredictor) -> No
     assert "left-out run" in forecast.assumptions[0]
     assert "at a scale between theirs: mean error" in forecast.assumptions[0]
     assert forecast["step_time_s"].median == pytest.approx(0.02 + 0.16 + 0.03 * math.log(4), rel=0.15)
+
+
+def test_a_setting_that_no_run_has_is_left_to_the_usual_predictor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
+    learned = JoinedPredictor(joining=Joining(predictors=("deletepop", "ernest"), folds=2)).fit(RUNS[::2])
+    forecast = learned.predict(job(4, 16, precision="bf16"))
+    assert forecast.assumptions[0].startswith("by deletepop; ")
+    assert forecast.assumptions[0].endswith(": no left-out run tells how well")
+    assert forecast.assumptions[1] == "training.precision: bf16, which no run has (fp32)"
+
+
+def test_a_mean_is_no_surer_than_those_who_speak() -> None:
+    learned = JoinedPredictor(joining=Joining(predictors=("ernest", "cherrypick"), folds=2)).fit(RUNS)
+    assert learned.tried_ is not None
+    mix = choosing.Mix(weights={"ernest": 0.5, "cherrypick": 0.5}, shifts={})
+    everything = np.ones(len(learned.tried_), dtype=bool)
+
+    def told(asked: Job) -> Estimate:
+        assert learned.members_ is not None
+        own = {name: learned.members_.by_name[name].predict(asked) for name in mix.weights}
+        return learned._several(asked, mix, own, "beyond", everything)["step_time_s"]
+
+    near, far = told(job(8, 16)), told(job(512, 16))
+    assert math.log(far.high / far.median) > 5 * math.log(near.high / near.median)
+    assert "beyond the runs in workers: 512, they have 1 to 8" in learned.predict(job(512, 16)).assumptions
 
 
 def test_where_no_left_out_run_tells_how_well_that_is_said() -> None:

@@ -196,8 +196,6 @@ def test_campaigns_from_a_design_to_forecasts() -> None:
 
 @pytest.mark.parametrize("name", [*LEARNING, "own.py:Own"])
 def test_any_predictor_says_what_to_run_next(name: str) -> None:
-    if name == "scaledl":  # learns from no CPU
-        Path("grid.toml").write_text(f'device = "t4"\n{GRID}')
     ok("design", "grid.toml", "--predictor", name, "--count", "3", "-o", "cells.jsonl")
     assert len(lines("cells.jsonl")) == 3
     about = lines("cells.jsonl")[0]["provenance"]
@@ -207,11 +205,6 @@ def test_any_predictor_says_what_to_run_next(name: str) -> None:
 
 
 # What is refused, in one line
-
-
-def test_a_design_for_scaledl_has_no_cpu() -> None:
-    answer = fails("design", "grid.toml", "--count", "1", "--predictor", "scaledl")
-    assert "scaledl forecasts steps on GPUs" in answer
 
 
 def test_files_in_the_wrong_place_are_named() -> None:

@@ -4,6 +4,7 @@ counts as far as left-out runs bear it out, a folder keeps it."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,18 @@ def job(
     return Job.read(
         {"model": model, "training": {"global_batch": 4, **training}, "cluster": cluster}, base=base
     )
+
+
+def beside_cpus(one: Job) -> Job:
+    """The same on one GPU and one CPU."""
+    tables = one.to_dict()
+    groups = [{"device": "h200-sxm-141gb"}, {"device": "cpu", "cores_per_device": 4}]
+    tables = {**tables, "cluster": {"groups": groups}, "plan": {}}
+    return Job.read(tables, base=one.workload.base)
+
+
+def on_machine(one: Job, host: str) -> Job:
+    return dataclasses.replace(one, cluster=dataclasses.replace(one.cluster, host=host or None))
 
 
 def llama(**changes: Any) -> Job:
@@ -335,15 +348,58 @@ def test_what_is_shipped_is_small() -> None:
 def test_runs_that_cannot_be_learned_from_are_told_of(runs: list[Run], folder: Path) -> None:
     unusable = [
         Run(job=runs[0].job, measured={"kernels": 10.0}),
-        Run(job=job(folder, device="cpu"), measured={"step_time_s": 1.0}),
+        Run(job=beside_cpus(runs[0].job), measured={"step_time_s": 1.0}),
     ]
     predictor = ScaleDLPredictor().fit([*runs[:2], *unusable])
     assert [reason.partition(": ")[2] for reason in predictor.left_out_] == [
         "no step_time_s",
-        "cluster.device: cpu; scaledl forecasts steps on GPUs",
+        "cluster.groups: CPUs beside GPUs; scaledl forecasts steps on either",
     ]
-    with pytest.raises(InputError, match="none is of GPUs"):
+    with pytest.raises(InputError, match="none has a step time"):
         ScaleDLPredictor().fit(unusable)
+
+
+def test_cpu_workers_are_not_corrected_by_what_gpus_taught(folder: Path) -> None:
+    shipped, plain = predictors.get("scaledl"), DeletePopPredictor()
+    one = job(folder, device="cpu")
+    told = shipped.predict(one)
+    assert told["step_time_s"] == plain.predict(one)["step_time_s"]
+    assert "no run of mode train on CPU workers was learned from: the played step is not corrected" in (
+        told.assumptions
+    )
+
+
+def test_a_step_that_is_not_corrected_is_no_surer_than_it_was_played(runs: list[Run]) -> None:
+    one = runs[0].job
+    told = ScaleDLPredictor().fit(runs[:1]).predict(one)["step_time_s"]
+    played = DeletePopPredictor().predict(one)["step_time_s"]
+    assert told.median == played.median
+    assert told.low <= played.low
+    assert told.high >= played.high
+
+
+def test_cpu_workers_are_corrected_by_runs_of_their_own(folder: Path) -> None:
+    plain, jobs = DeletePopPredictor(), [job(folder, kind, device="cpu") for kind in KINDS]
+    fitted = ScaleDLPredictor().fit(
+        Run(job=one, measured={"step_time_s": 1.4 * plain.predict(one)["step_time_s"].median})
+        for one in [*jobs, *(job(folder, kind, depth=3, device="cpu") for kind in KINDS)]
+    )
+    one = jobs[0]
+    assert fitted.predict(one)["step_time_s"].median == pytest.approx(
+        1.4 * plain.predict(one)["step_time_s"].median, rel=0.1
+    )
+    gpu = job(folder)
+    assert fitted.predict(gpu)["step_time_s"] == plain.predict(gpu)["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "trust"),
+    [("", "seen"), ("AMD EPYC, 2 cores", "seen"), ("Intel Xeon, 16 cores", "framework")],
+)
+def test_a_cpu_is_known_by_its_machine_where_a_job_tells_it(asked: str, trust: str, folder: Path) -> None:
+    known, one = job(folder, device="cpu"), job(folder, device="cpu")
+    region = Region.around([Place.of(on_machine(known, "AMD EPYC, 2 cores"))])
+    assert region.trust(Place.of(on_machine(one, asked))) == trust
 
 
 def test_runs_of_two_devices_are_learned_from(runs: list[Run]) -> None:
@@ -406,8 +462,8 @@ def test_a_design_is_over_what_the_played_step_says(folder: Path) -> None:
 
 
 def test_a_design_has_no_jobs_that_networks_cannot_learn_from(folder: Path) -> None:
-    with pytest.raises(UnsupportedJob, match="scaledl forecasts steps on GPUs"):
-        predictors.get("scaledl").design_row(job(folder, device="cpu"))
+    with pytest.raises(UnsupportedJob, match="CPUs beside GPUs"):
+        predictors.get("scaledl").design_row(beside_cpus(job(folder)))
 
 
 def test_a_design_has_squares_and_products(folder: Path) -> None:

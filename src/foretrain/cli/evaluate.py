@@ -88,8 +88,13 @@ def evaluate(
         say(f"{len(document['results']):,} results, {len(document['runs']):,} comparisons in {json_out}")
     show(evaluation_tables([*document["results"], *document["by_bound"]], wide=width() >= _WIDE))
     tell_reasons(document)
+    for name in dict.fromkeys(row["predictor"] for row in document["reasons"] if split is None):
+        if _UNLEARNED in "".join(row["reason"] for row in document["reasons"] if row["predictor"] == name):
+            say(f"{name} learns from runs alone: --split random has it learn from the others of each file")
 
 
+_UNLEARNED = "has learned from no runs yet"
+"""What predictors say that come with nothing learned."""
 _WIDE = 120
 """Characters of a line that hold all figures; ``--json`` has them anyway."""
 

@@ -3,6 +3,7 @@ state in a folder."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -114,6 +115,8 @@ class Predictor(ABC):
         super().__init_subclass__(**keywords)
         if "predict" in vars(cls):
             setattr(cls, "predict", _possible(vars(cls)["predict"]))  # noqa: B010
+        if cls.learns and "fit" in vars(cls):
+            setattr(cls, "fit", _timed_runs(vars(cls)["fit"]))  # noqa: B010
         for name in ("fit", "relearn"):
             if cls.learns and name in vars(cls):
                 setattr(cls, name, _without_records(vars(cls)[name]))
@@ -229,6 +232,31 @@ def _without_records(learn: Callable[..., Any]) -> Callable[..., Any]:
             return learn(self, *given, **options)
 
     return anew
+
+
+def _timed_runs(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method, whose runs have the time of a step wherever it follows from what they tell."""
+
+    @functools.wraps(fit)
+    def told(self: Any, runs: Iterable[Run], **options: Any) -> Any:
+        found = map(timed, runs)
+        return fit(self, list(found) if isinstance(runs, Sequence) else found, **options)
+
+    return told
+
+
+def timed(run: Run) -> Run:
+    """A run with the time of a step, where it tells samples or tokens per second alone."""
+    measured, training = run.measured, run.job.workload.training
+    if "step_time_s" in measured:
+        return run
+    if rate := measured.get("samples_per_s"):
+        step_s = training.global_batch / rate
+    elif (rate := measured.get("tokens_per_s")) and training.sequence:
+        step_s = training.global_batch * training.sequence / rate
+    else:
+        return run
+    return dataclasses.replace(run, measured={**measured, "step_time_s": step_s})
 
 
 class OperatorPredictor(Predictor):

@@ -143,7 +143,8 @@ class CherryPickPredictor(Predictor):
         away = seen.numbers.away(row)
         ((median_s, own_spread),) = _told(self.processes_[key], [job], self.scale_)
         spread = self.reach_.grown(own_spread, away, seen.numbers, in_law=())
-        notes = [*seen.model_notes(job), *seen.notes(away, row)]
+        spread, where = seen.on_machine(job, spread)
+        notes = [*seen.model_notes(job), *seen.notes(away, row), *where]
         return forecast_around(job, self.name, median_s, spread, notes)
 
     def design_row(self, job: Job) -> Mapping[str, float]:

@@ -77,7 +77,8 @@ class ErnestPredictor(Predictor):
         seen.check(job, self.name)
         away = seen.numbers.away(row)
         spread = self.reach_.grown(self.spread_, away, seen.numbers, _IN_LAW)
-        notes = [*seen.model_notes(job), *seen.notes(away, row)]
+        spread, where = seen.on_machine(job, spread)
+        notes = [*seen.model_notes(job), *seen.notes(away, row), *where]
         return forecast_around(job, self.name, _time_s(job, self.laws_[key]), spread, notes)
 
     def design_row(self, job: Job) -> Mapping[str, float]:

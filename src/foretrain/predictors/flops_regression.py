@@ -98,7 +98,8 @@ class FlopsPredictor(Predictor):
         row = {**row_of(_law_columns(rows), 0), **{name: number_row(job)[name] for name in _OTHERS}}
         away = seen.numbers.away(row)
         spread = self.reach_.grown(self.spread_, away, seen.numbers, _IN_LAW)
-        notes = seen.notes(away, row)
+        spread, where = seen.on_machine(job, spread)
+        notes = [*seen.notes(away, row), *where]
         for name in _BY_PEAK_RATE:
             if not seen.has(job, name):
                 spread = spread.longer(_OTHER_PEAK_RATE)

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.estimate import WIDER_95, Factors
+from foretrain.estimate import WIDER_95, WIDTH_80, Factors
 from foretrain.job import Job
+from foretrain.predictors.machines import MACHINE_DEVIATION, machine_of
 from foretrain.splits import Part, extrapolation, interpolation
 from foretrain.units import format_count
 
@@ -28,6 +29,8 @@ where a law tells what it does, proportion in either direction is the 95 % inter
 _UNVARIED_DATA = 0.13
 """The same for the size of the data: step times of ``data/ray_campaign.jsonl.zst`` that differ in it alone
 are up to 1.44 times apart, over 16 times the data."""
+_ELSEWHERE = WIDTH_80 / 2 * MACHINE_DEVIATION
+"""What the interval of a machine that no run was made on has more on either side, in e-folds."""
 _LEAST_GROWTH = 0.05
 """However well left-out runs were forecast: the far is less known than the near."""
 _FEWEST_LEFT_OUT = 4
@@ -208,6 +211,8 @@ class Seen:
     """What they are runs of, but for the links; empty where several are pooled."""
     settings: Mapping[str, tuple[Any, ...]]
     numbers: Numbers
+    machines: tuple[str, ...] = ()
+    """Those of CPU workers, where runs tell."""
 
     @classmethod
     def of(cls, jobs: Sequence[Job], columns: Mapping[str, Array] | None = None) -> Seen:
@@ -215,8 +220,9 @@ class Seen:
         workloads = {workload_key(job) for job in jobs}
         return cls(
             workload=workloads.pop() if len(workloads) == 1 else "",
-            settings={name: _values(setting, jobs) for name, setting in SETTINGS.items()},
+            settings={name: values_of(setting, jobs) for name, setting in SETTINGS.items()},
             numbers=Numbers.of(number_columns(jobs) if columns is None else columns),
+            machines=machines_of(jobs),
         )
 
     def check(self, job: Job, predictor: str, *, but: Collection[str] = ()) -> None:
@@ -243,11 +249,17 @@ class Seen:
         """What lies outside of the runs, and where they end."""
         return notes_of(self.numbers, away, row)
 
+    def on_machine(self, job: Job, spread: Factors) -> tuple[Factors, list[str]]:
+        """The interval, wider on a machine whose cores no run had, and what to say of it."""
+        note = elsewhere(job, self.machines)
+        return (spread, []) if note is None else (spread.longer(_ELSEWHERE), [note])
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "workload": self.workload,
             "settings": {name: list(values) for name, values in self.settings.items()},
             "numbers": {name: list(values) for name, values in self.numbers.values.items()},
+            "machines": list(self.machines),
         }
 
     @classmethod
@@ -259,12 +271,31 @@ class Seen:
         settings = {**dict.fromkeys(_OPTIONAL, ()), **settings}
         if missing := sorted(set(SETTINGS) - set(settings)):
             raise InputError(f"seen.settings: does not say {', '.join(missing)} of its runs; fit it again")
-        return cls(workload=document["workload"], settings=settings, numbers=Numbers(values=numbers))
+        return cls(
+            workload=document["workload"],
+            settings=settings,
+            numbers=Numbers(values=numbers),
+            machines=tuple(document.get("machines", ())),
+        )
 
 
-def _values(setting: Callable[[Job], Any], jobs: Sequence[Job]) -> tuple[Any, ...]:
+def values_of(setting: Callable[[Job], Any], jobs: Sequence[Job]) -> tuple[Any, ...]:
+    """The distinct values that jobs have, in the order of their texts."""
     values = {str(value): value for value in map(setting, jobs) if value is not None}
     return tuple(values[text] for text in sorted(values))
+
+
+def machines_of(jobs: Sequence[Job]) -> tuple[str, ...]:
+    """The machines of CPU workers, where jobs tell."""
+    return tuple(sorted({machine_of(job) for job in jobs} - {""}))
+
+
+def elsewhere(job: Job, machines: Sequence[str]) -> str | None:
+    """What to say of CPU workers on another machine than those of runs, where both are told."""
+    mine = machine_of(job)
+    if not mine or not machines or mine in machines:
+        return None
+    return f"cluster.host: {mine}, and runs were made on {'; '.join(machines)}; machines differ by 35% or so"
 
 
 def unseen(name: str, value: Any, known: Sequence[Any], predictor: str) -> UnsupportedJob:

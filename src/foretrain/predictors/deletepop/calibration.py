@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.costs.learned import GROUPS, describe_once, group_of
+from foretrain.estimate import CERTAIN, Factors
 from foretrain.graph import PHASES, Phase
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, nothing_to_learn
@@ -45,6 +47,8 @@ _SHARPNESS = 8.0
 _FOLDS = 5
 _WORTH = 0.98
 """A freer calibration must bring the error on runs left out below this share of a plainer one's."""
+_EIGHT_IN_TEN = math.log(5)
+"""Means of an error within which eight in ten lie, in e-folds, by Laplace's distribution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,15 @@ class Calibration:
         if worth.error_after is None:
             return f"{runs}, too few to say what it is worth"
         return f"{runs}: mean error {worth.error_before:.0%} before, {worth.error_after:.0%} on runs left out"
+
+    @property
+    def borne_out(self) -> Factors:
+        """An interval that holds eight in ten of the runs that were left out, if their errors lie as those of
+        Laplace's distribution; nothing where none was left out."""
+        worth = self.benefit
+        if worth is None or worth.error_after is None:
+            return CERTAIN
+        return CERTAIN.longer(_EIGHT_IN_TEN * min(worth.error_before, worth.error_after))
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -197,11 +197,14 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         }
 
     def spread_of(self, step: Step) -> Spread:
-        """How far held-out runs lay from their forecasts, in the case that this one belongs to."""
+        """How far held-out runs lay from their forecasts, in the case that this one belongs to; calibrated,
+        no narrower than the runs at hand bear out."""
         job, known = step.layout.job, conformal.shipped()
         times = dict(known[self._case(step)])
         if calibration_key(job) not in self.calibrations_:
             times |= self._by_parts(step, times)
+        else:
+            times["step_time_s"] = times["step_time_s"].widest(self._calibration(job).borne_out)
         if not on_one_gpu(job):
             memory = {name: times[name] for name in sorted(MEMORY_QUANTITIES)}
             if calibration_key(job) not in self.calibrations_:

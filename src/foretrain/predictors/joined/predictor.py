@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, final
 import numpy as np
 
 from foretrain.errors import InputError, UnsupportedJob
+from foretrain.estimate import SHARES
 from foretrain.forecast import Factors, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor, Report, Table, option
@@ -152,8 +153,8 @@ class JoinedPredictor(Predictor):
         return Records.of(records, shipped().document, **facts) if records else None
 
     def _inside(self, i: int, held: Array) -> float:
-        """Whether the interval that a left-out run would have been given holds it: that of the one predictor
-        that spoke for it where it keeps its own, or what was missed of the others."""
+        """Whether the least interval that a left-out run would have been given holds it: that of the one
+        predictor that spoke for it where it keeps its own, or what was missed of the others."""
         assert self.tried_ is not None
         kind = self.tried_.where(self.tried_.relations[i], self.tried_.devices[i], self.tried_.without(i))
         best, miss = self.tried_.mix_without("best", i), self.missed_[i]
@@ -183,10 +184,20 @@ class JoinedPredictor(Predictor):
         return forecast if self.figures_ is None else with_figures(forecast, self.figures_)
 
     def _of_step(self, job: Job) -> Forecast:
-        """The forecast of whoever speaks for a job."""
+        """The forecast of whoever speaks for a job, and what no run has of it."""
+        forecast = self._spoken(job)
+        assert self.known_ is not None
+        first, *others = forecast.assumptions
+        notes = [note for note in self.known_.notes(job) if note not in others]
+        return dataclasses.replace(forecast, assumptions=(first, *notes, *others))
+
+    def _spoken(self, job: Job) -> Forecast:
+        """The forecast of whoever speaks for a job; no left-out run tells of settings that no run has."""
         if self.members_ is None or self.known_ is None or self.tried_ is None:
             raise UnsupportedJob("joined: has learned from no runs yet; fit it first")
         relation, device = self.known_.relation(job), device_of(job)
+        if self.known_.news(job):
+            return self._untried(job, relation)
         kind = self._kind(relation, device)
         told: dict[str, Forecast] = {}
         known = np.isfinite(self.missed_[kind]).any()
@@ -215,13 +226,14 @@ class JoinedPredictor(Predictor):
         return None
 
     def _single(self, forecast: Forecast, name: str, relation: Relation, kind: Mask) -> Forecast:
-        """What one predictor says; its interval is that of left-out runs where its own held too few."""
+        """What one predictor says; its interval is no narrower than that of left-out runs where its own held
+        too few."""
         note = self._note(relation, kind, f"by {name}")
         named = dataclasses.replace(forecast, predictor=self.name, assumptions=(note, *forecast.assumptions))
         if self._keeps_its_own(name, kind):
             return named
-        median = forecast[STEP].median
-        around = forecast_around(forecast.job, self.name, median, self._spread(kind))
+        median, own = forecast[STEP].median, Factors.of(forecast[STEP])
+        around = forecast_around(forecast.job, self.name, median, self._spread(kind).widest(own))
         quantities = {**forecast.quantities, **around.quantities}
         return dataclasses.replace(named, quantities=quantities, duration=around.duration)
 
@@ -236,7 +248,9 @@ class JoinedPredictor(Predictor):
         words = ", ".join(f"{name} {mix.weights[name]:.0%}" for name in heaviest)
         corrected = " and corrected by how far off each is on near runs" if mix.shifts else ""
         note = self._note(relation, kind, f"by {words}, weighted by error on left-out runs{corrected}")
-        forecast = forecast_around(job, self.name, math.exp(sum(logs)), self._spread(kind), [note])
+        own = _mean_of([(weight, Factors.of(told[name][STEP])) for name, weight in mix.weights.items()])
+        spread = self._spread(kind).widest(own)
+        forecast = forecast_around(job, self.name, math.exp(sum(logs)), spread, [note])
         with_memory = [name for name in heaviest if told[name].quantities.keys() >= MEMORY_QUANTITIES]
         if not with_memory:
             return forecast
@@ -344,6 +358,13 @@ class JoinedPredictor(Predictor):
         made.ways_, made.held_ = dict(document["ways"]), document["held"]
         made.missed_ = np.array(document["missed"], dtype=np.float64)
         return made
+
+
+def _mean_of(spreads: Sequence[tuple[float, Factors]]) -> Factors:
+    """The interval around a weighted mean of forecasts that are off together, each by as much as it says."""
+    return Factors(
+        *(math.exp(sum(weight * math.log(own[i]) for weight, own in spreads)) for i in range(len(SHARES)))
+    )
 
 
 def _error(misses: Array) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
@@ -13,11 +13,17 @@ from foretrain.architectures import family
 from foretrain.job import Job, Run
 from foretrain.predictors.seen import (
     DATA_NUMBERS,
+    LINKS,
     NUMBERS,
+    SETTINGS,
     Numbers,
+    elsewhere,
+    machines_of,
+    notes_of,
     number_columns,
     number_row,
     step_of,
+    values_of,
     workload_key,
 )
 from foretrain.splits import extrapolation
@@ -32,6 +38,59 @@ WORDS: Mapping[Relation, str] = {
 }
 _ALONG = ("workers", "nodes", "cores", "batch of a worker")
 """Numbers of whose values the largest third is left out."""
+_NAMED = tuple(name for name in SETTINGS if name not in (*LINKS, "cluster.device"))
+"""Settings that are named where no run has them; new devices are a relation of their own, and links go by the
+numbers of nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """The settings and numbers that some runs have."""
+
+    settings: Mapping[str, tuple[Any, ...]]
+    numbers: Numbers
+    machines: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job]) -> Self:
+        columns = {name: row for name, row in number_columns(jobs).items() if name not in DATA_NUMBERS}
+        settings = {name: values_of(SETTINGS[name], jobs) for name in _NAMED}
+        return cls(settings=settings, numbers=Numbers.of(columns), machines=machines_of(jobs))
+
+    def to_dict(self) -> dict[str, Any]:
+        known = {"settings": _listed(self.settings), "numbers": _listed(self.numbers.values)}
+        return {**known, "machines": list(self.machines)}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        settings = {**dict.fromkeys(_NAMED, ()), **_tuples(document["settings"])}
+        numbers = Numbers(values=_tuples(document["numbers"]))
+        return cls(settings=settings, numbers=numbers, machines=tuple(document["machines"]))
+
+    def news(self, job: Job, whose: str) -> dict[str, str]:
+        """By setting, what to say of one that they do not have; degrees between theirs are none."""
+        found = {}
+        for name, known in self.settings.items():
+            value = SETTINGS[name](job)
+            if value is not None and not _among(value, known):
+                have = f" ({', '.join(map(str, known))})" if known else ""
+                found[name] = f"{name}: {value}, which no run{whose} has{have}"
+        return found
+
+
+def _listed(values: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    return {name: list(some) for name, some in values.items()}
+
+
+def _tuples(values: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+    return {name: tuple(some) for name, some in values.items()}
+
+
+def _among(value: Any, known: Sequence[Any]) -> bool:
+    degrees = [one for one in known if isinstance(one, int) and not isinstance(one, bool)]
+    if degrees and isinstance(value, int) and not isinstance(value, bool):
+        return min(degrees) <= value <= max(degrees)
+    return value in known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +100,39 @@ class Known:
     devices: frozenset[str]
     models: frozenset[str]
     workloads: Mapping[str, Numbers]
+    everyone: Told
+    """What all runs have."""
+    by_model: Mapping[str, Told]
 
     @classmethod
     def of(cls, jobs: Sequence[Job]) -> Self:
         by_workload: dict[str, list[Job]] = {}
+        by_model: dict[str, list[Job]] = {}
         for job in jobs:
             by_workload.setdefault(workload_key(job), []).append(job)
+            by_model.setdefault(job.workload.model.key, []).append(job)
         return cls(
             devices=frozenset(device_of(job) for job in jobs),
             models=frozenset(job.workload.model.key for job in jobs),
             workloads={key: Numbers.of(number_columns(mine)) for key, mine in by_workload.items()},
+            everyone=Told.of(jobs),
+            by_model={key: Told.of(mine) for key, mine in by_model.items()},
         )
+
+    def news(self, job: Job) -> list[str]:
+        """The settings of a job that no run has, in words: nothing that was learned from runs tells of
+        them."""
+        return list(self.everyone.news(job, "").values())
+
+    def notes(self, job: Job) -> list[str]:
+        """What runs, those of the model where there are some, do not have of a job: settings, and numbers
+        beyond theirs."""
+        told, row = self.by_model.get(job.workload.model.key, self.everyone), number_row(job)
+        of_all = self.everyone.news(job, "")
+        named = {**told.news(job, " of this model"), **of_all}
+        where = elsewhere(job, self.everyone.machines)
+        beyond = notes_of(told.numbers, told.numbers.away(row), row)
+        return [*named.values(), *beyond, *([] if where is None else [where])]
 
     def relation(self, job: Job) -> Relation:
         """How a job stands to the runs; the size of the data counts for nothing, as a step does not know
@@ -65,27 +146,26 @@ class Known:
             return "beyond"
         return "inside"
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "devices": sorted(self.devices),
             "models": sorted(self.models),
-            "workloads": {
-                key: {name: list(values) for name, values in one.values.items()}
-                for key, one in self.workloads.items()
-            },
+            "workloads": {key: _listed(one.values) for key, one in self.workloads.items()},
+            "everyone": self.everyone.to_dict(),
+            "by_model": {key: told.to_dict() for key, told in self.by_model.items()},
         }
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, object]) -> Self:
-        workloads = document["workloads"]
-        assert isinstance(workloads, Mapping)
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """One of an earlier version does not say what settings runs have: then none is named."""
+        silent = Told(settings={}, numbers=Numbers(values={}))
+        everyone, by_model = document.get("everyone"), document.get("by_model", {})
         return cls(
-            devices=frozenset(document["devices"]),  # type: ignore[call-overload]
-            models=frozenset(document["models"]),  # type: ignore[call-overload]
-            workloads={
-                key: Numbers(values={name: tuple(some) for name, some in values.items()})
-                for key, values in workloads.items()
-            },
+            devices=frozenset(document["devices"]),
+            models=frozenset(document["models"]),
+            workloads={key: Numbers(values=_tuples(values)) for key, values in document["workloads"].items()},
+            everyone=silent if everyone is None else Told.from_dict(everyone),
+            by_model={key: Told.from_dict(told) for key, told in by_model.items()},
         )
 
 

@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from foretrain.cluster import Cluster
 from foretrain.job import Job
+from foretrain.predictors.machines import MACHINE_DEVIATION, machine_of
 from foretrain.predictors.predictddl import gpu
 from foretrain.predictors.predictddl.exchange import LINK_TERMS, exchange
 from foretrain.predictors.predictddl.families import COMPUTING, FAMILIES, MOVING
 from foretrain.predictors.predictddl.features import OperatorWork
-from foretrain.predictors.predictddl.machines import machine_of
 
 Array = npt.NDArray[np.float64]
 
@@ -38,8 +38,6 @@ _CPU_TERMS = (
 _GUESS_DEVIATION, _NOISE = 2.0, 0.12
 """How far a parameter may lie from its guess, and a run from the baseline, as standard deviations of
 logarithms."""
-MACHINE_DEVIATION = 0.35
-"""How far machines lie from one another, as far as is known before runs of several are seen."""
 _TYPE_DEVIATION = 0.4
 """How far a dataset type's parameters may lie from those of all types, as a share of the deviation of the
 guesses where these are known better."""

@@ -26,6 +26,7 @@ from foretrain.graph import OpGraph
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, nothing_to_learn, option, take_runs
 from foretrain.predictors.blackbox import QUANTITIES, check_data_parallel, forecast_around, step_times, usable
+from foretrain.predictors.machines import machine_of
 from foretrain.predictors.neural import NeuralPredictor, neural_module
 from foretrain.predictors.predictddl.baseline import CPU, GPU, baseline, least, physics
 from foretrain.predictors.predictddl.features import (
@@ -38,7 +39,6 @@ from foretrain.predictors.predictddl.features import (
     work_of,
 )
 from foretrain.predictors.predictddl.gpu import GPU_COLUMNS
-from foretrain.predictors.predictddl.machines import machine_of
 from foretrain.predictors.predictddl.primitives import primitives
 from foretrain.predictors.predictddl.regressors import CANDIDATES, Choice, Problem, Scaled, choose
 from foretrain.predictors.predictddl.trained import Trained, settings, some

@@ -15,9 +15,8 @@ from foretrain.errors import unknown
 from foretrain.job import Job
 from foretrain.predictors.blackbox import spread_of
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.predictddl.baseline import MACHINE_DEVIATION
+from foretrain.predictors.machines import MACHINE_DEVIATION, machine_of
 from foretrain.predictors.predictddl.features import dataset_type
-from foretrain.predictors.predictddl.machines import machine_of
 from foretrain.predictors.predictddl.regressors import REGRESSORS, Scaled
 from foretrain.units import format_count
 

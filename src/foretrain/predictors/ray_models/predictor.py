@@ -23,7 +23,7 @@ from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, Table, has_graphs
 from foretrain.predictors.ray_models.scaling import MOST_START, Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
-from foretrain.predictors.seen import LINKS, Reach, notes_of, number_row
+from foretrain.predictors.seen import LINKS, Reach, elsewhere, notes_of, number_row
 from foretrain.units import format_count
 
 Kind = Literal["step", "epoch", "training"]
@@ -391,7 +391,8 @@ class _Asked:
         training = self.job.workload.training
         if self.known.whole is None and (training.samples or training.steps):
             notes.append("no run timed an epoch: its time is that of its steps")
-        return notes
+        where = elsewhere(self.job, self.known.encoding.seen.machines)
+        return notes if where is None else [*notes, where]
 
     def _link_note(self, known: Sequence[float], rate: float) -> str:
         """Of a rate between nodes outside of those that are known, over the typical one."""
@@ -409,7 +410,8 @@ class _Asked:
         time_s, spread = model.tell(table, data_of(self.known.models), start_s=start_s, other=other)
         row = number_row(self.job)
         away = numbers.away({name: row[name] for name in _OUTSIDE if kind == "step" or name != "samples"})
-        return time_s, Reach().grown(spread, away, numbers)
+        grown, _ = self.known.encoding.seen.on_machine(self.job, Reach().grown(spread, away, numbers))
+        return time_s, grown
 
     def _table(self, steps: float) -> Table:
         told = None if self.physics is None else [self.physics.median]

@@ -16,11 +16,14 @@ from foretrain.errors import InputError
 from foretrain.estimate import SHARES, Factors
 from foretrain.job import Job
 from foretrain.predictors.deletepop.calibration import without_memory
+from foretrain.predictors.machines import machine_of
 from foretrain.predictors.scaledl.graph import LayerGraph
 
 FORMAT = "foretrain-scaledl/2"
 BOUND = 0.7
 """Of the logarithm of the correction: a factor of two either way."""
+_MACHINE = " of "
+"""Between a CPU and its machine."""
 _RUN_LIMIT = 3.0
 """Standard deviations beyond which a figure of the run counts as that far."""
 _NARROWEST = Factors(0.95, 0.97, 1.03, 1.05)
@@ -47,20 +50,31 @@ class Place:
     """What the trust in a correction depends on."""
 
     device: str
+    """Of CPU workers with the machine whose cores they have, where it is told."""
     framework: str
     mode: str
+    """Training or inference, of CPU workers apart: what was learned of one tells nothing of another."""
     devices: int
 
     @classmethod
     def of(cls, job: Job) -> Self:
         names = dict.fromkeys(without_memory(group.device.name) for group in job.cluster.groups)
-        training = job.workload.training
+        training, device = job.workload.training, " ".join(names)
+        on_cpu, machine = job.cluster.device.is_cpu, machine_of(job)
         return cls(
-            device=" ".join(names),
+            device=f"{device}{_MACHINE}{machine}" if machine else device,
             framework=training.framework,
-            mode=training.mode,
+            mode=f"{training.mode} on CPU workers" if on_cpu else training.mode,
             devices=job.cluster.world_size,
         )
+
+    def is_on(self, device: str) -> bool:
+        """Whether its devices are those; one that tells no machine may be any."""
+        if self.device == device:
+            return True
+        mine, _, machine = self.device.partition(_MACHINE)
+        other, _, known = device.partition(_MACHINE)
+        return mine == other and not (machine and known)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +93,12 @@ class Region:
 
     def trust(self, place: Place) -> Trust:
         """How near a job lies; within its own mode, as networks of a mode without runs are not asked."""
-        most = self.largest.get((place.mode, place.device, place.framework))
-        if most is not None:
-            return "seen" if place.devices <= most else "larger"
-        mine = [(device, framework) for mode, device, framework in self.largest if mode == place.mode]
-        if any(device == place.device for device, _ in mine):
+        mine = {key[1:]: most for key, most in self.largest.items() if key[0] == place.mode}
+        here = {key: most for key, most in mine.items() if place.is_on(key[0])}
+        known = [most for (_, framework), most in here.items() if framework == place.framework]
+        if known:
+            return "seen" if place.devices <= max(known) else "larger"
+        if here:
             return "device"
         return "framework" if any(framework == place.framework for _, framework in mine) else "neither"
 

@@ -78,12 +78,15 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
         return self._operators().tuning_for(job)
 
     def spread_of(self, step: Step) -> Spread:
-        """That of the played step, but for its time: as far as left-out runs that were as near lay."""
+        """That of the played step, but for its time: as far as left-out runs that were as near lay; where it
+        is not corrected, no less than that of the played step."""
         played, place = self._operators().spread_of(step), Place.of(step.layout.job)
         learned = self.state()
         if place.mode not in learned.region.modes:
             return played
-        own = learned.factors[learned.region.trust(place)]
+        trust = learned.region.trust(place)
+        own = learned.factors[trust]
+        own = own if learned.gates[trust] else own.widest(played.time)
         quantities = {**played.quantities, "step_time_s": own}
         return dataclasses.replace(played, time=own, quantities=quantities)
 
@@ -93,9 +96,9 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
         return super().predict(job)
 
     def check(self, job: Job) -> None:
-        """A CPU is host and device in one: no run of one was learned from."""
-        if any(group.device.is_cpu for group in job.cluster.groups):
-            raise UnsupportedJob("cluster.device: cpu; scaledl forecasts steps on GPUs")
+        """Workers on CPUs beside GPUs are neither."""
+        if len({group.device.is_cpu for group in job.cluster.groups}) > 1:
+            raise UnsupportedJob("cluster.groups: CPUs beside GPUs; scaledl forecasts steps on either")
 
     def design_row(self, job: Job) -> Mapping[str, float]:
         """What the played step says of host, device and network, and the number of devices."""
@@ -130,7 +133,7 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
         of_run = played or self.layer_graph
         known, self.left_out_ = take_runs(runs, lambda run: _known(network, run, of_run(run)))
         if not known:
-            needs = "none is of GPUs and has a step time; the networks need at least one"
+            needs = "none has a step time; the networks need at least one"
             raise nothing_to_learn(needs, self.left_out_)
         self.learned_, held_out = network.train(known, seed=self.seed)
         measured, base = (np.array(values) for values in zip(*map(_times, known), strict=True))

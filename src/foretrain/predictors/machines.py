@@ -5,6 +5,9 @@ from __future__ import annotations
 from foretrain.cluster import host_cores
 from foretrain.job import Job
 
+MACHINE_DEVIATION = 0.35
+"""How far step times on two machines lie apart, in e-folds, as far as is known before runs of several are
+seen: Xeon and EPYC of the campaigns in ``data/`` are 0.36 apart."""
 _PROCESSORS = ("xeon", "epyc", "ryzen", "opteron", "threadripper", "graviton", "altra", "grace", "apple")
 """Names by which a machine is known, whatever else is said of it."""
 
