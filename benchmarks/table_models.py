@@ -256,25 +256,19 @@ def detector(
     height: int = 800,
     width: int = 1333,
     classes: int = 80,
-    frozen_norm: bool = False,
     objects: int = 7,
 ) -> Made:
     """A detector with images of one size and COCO's seven objects in each."""
     from torchvision.models import detection
     from torchvision.models.detection.fcos import FCOS
-    from torchvision.models.detection.retinanet import RetinaNet, _default_anchorgen
     from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
     sizes = {"min_size": min(height, width), "max_size": max(height, width)}
-    if kind in ("retinanet", "fcos"):
-        extra = LastLevelP6P7(512 if backbone == "r18" else 2048 if kind == "retinanet" else 256, 256)
-        body = _backbone(backbone, caffe, [2, 3, 4], extra, frozen_norm)
-        if kind == "retinanet":
-            module: nn.Module = RetinaNet(body, classes, anchor_generator=_default_anchorgen(), **sizes)
-        else:
-            module = FCOS(body, classes, **sizes)
+    if kind == "fcos":
+        body = _backbone(backbone, caffe, [2, 3, 4], LastLevelP6P7(256, 256), False)
+        module: nn.Module = FCOS(body, classes, **sizes)
     else:
-        body = _backbone(backbone, caffe, [1, 2, 3, 4], LastLevelMaxPool(), frozen_norm)
+        body = _backbone(backbone, caffe, [1, 2, 3, 4], LastLevelMaxPool(), False)
         two_stage = {"faster": detection.FasterRCNN, "mask": detection.MaskRCNN}[kind]
         module = two_stage(body, classes + 1, rpn_post_nms_top_n_train=1000, **sizes)
     images = [torch.rand(3, height, width) for _ in range(batch)]
@@ -292,41 +286,59 @@ def detector(
 
 
 class BatchedRetinaNet(nn.Module):
-    """RetinaNet whose losses are those of the whole batch at once, given what each anchor stands for."""
+    """RetinaNet whose losses are those of the whole batch at once, given what each anchor stands for.
 
-    def __init__(self, backbone: str, classes: int) -> None:
+    With ``one_kernel`` an element-wise operator that reads and writes the same tensors stands for a focal
+    loss in one kernel, as mmdetection has it.
+    """
+
+    def __init__(self, body: nn.Module, classes: int, one_kernel: bool) -> None:
         super().__init__()
         from torchvision.models.detection.retinanet import RetinaNetHead
-        from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
-        extra = LastLevelP6P7(512 if backbone == "r18" else 2048, 256)
-        self.backbone = _backbone(backbone, False, [2, 3, 4], extra, frozen_norm=True)
-        self.head = RetinaNetHead(256, 9, classes)
-        self.classes = classes
+        self.backbone, self.head = body, RetinaNetHead(256, 9, classes)
+        self.classes, self.one_kernel = classes, one_kernel
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
         found = self.head(list(self.backbone(images).values()))
-        logits, wanted = found["cls_logits"].float(), torch.arange(self.classes, device=labels.device)
-        wanted = (labels.unsqueeze(-1) == wanted).float()
+        near = (labels >= 0).float().unsqueeze(-1)
+        places = ((found["bbox_regression"].float() - boxes).abs() * near).sum()
+        logits = found["cls_logits"].float()
+        focal = F.softplus(logits).sum() if self.one_kernel else self._focal(logits, labels)
+        return (focal + places) / near.sum().clamp(min=1)
+
+    def _focal(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        wanted = (labels.unsqueeze(-1) == torch.arange(self.classes, device=labels.device)).float()
         entropy = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
         likely = torch.sigmoid(logits)
         right = likely * wanted + (1 - likely) * (1 - wanted)
         balance = 0.25 * wanted + 0.75 * (1 - wanted)
         kept = (labels >= -1).float().unsqueeze(-1)
-        focal = (balance * entropy * (1 - right) ** 2 * kept).sum()
-        near = (labels >= 0).float().unsqueeze(-1)
-        places = ((found["bbox_regression"].float() - boxes).abs() * near).sum()
-        return (focal + places) / near.sum().clamp(min=1)
+        return (balance * entropy * (1 - right) ** 2 * kept).sum()
 
 
-def batched_retinanet(batch: int, backbone: str = "r50", size: int = 800, classes: int = 80) -> Made:
-    anchors, side = 0, -(-size // 8)
-    for _ in range(5):
-        anchors, side = anchors + 9 * side * side, -(-side // 2)
+def batched_retinanet(
+    batch: int,
+    backbone: str = "r50",
+    *,
+    caffe: bool = False,
+    height: int = 800,
+    width: int = 800,
+    classes: int = 80,
+    frozen_norm: bool = False,
+    one_kernel: bool = False,
+) -> Made:
+    """Images are padded to whole strides of 32."""
+    from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+    extra = LastLevelP6P7(512 if backbone == "r18" else 2048, 256)
+    body = _backbone(backbone, caffe, [2, 3, 4], extra, frozen_norm)
+    sides = [-(-side // 32) * 32 for side in (height, width)]
+    anchors = sum(9 * math.prod(-(-side // stride) for side in sides) for stride in (8, 16, 32, 64, 128))
     return (
-        BatchedRetinaNet(backbone, classes),
+        BatchedRetinaNet(body, classes, one_kernel),
         (
-            torch.rand(batch, 3, size, size),
+            torch.rand(batch, 3, *sides),
             torch.randint(-2, classes, (batch, anchors)),
             torch.randn(batch, anchors, 4),
         ),

@@ -215,6 +215,6 @@ def test_models_can_be_traced(function: str) -> None:
         "cluster": {"device": "h100-sxm-80gb"},
     }
     if function == "batched_retinanet":
-        job["model"] |= {"args": {"size": 128, "backbone": "r18"}}
+        job["model"] |= {"args": {"height": 128, "width": 160, "backbone": "r18"}}
     graph = capture_job(Run.read({"job": job, "measured": {"step_time_s": 1.0}}).job)
     assert graph.ops
