@@ -6,6 +6,7 @@ returns (module, inputs, loss), as job files name them (``source = "python"``).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -219,12 +220,16 @@ def waveglow(batch: int) -> Made:
 # Detectors as mmdetection and MLPerf train them, of torchvision's parts
 
 
+def _kept(module: nn.Module, _mode: bool = True) -> nn.Module:
+    return module
+
+
 def _eval_norms(module: nn.Module, trained: bool) -> None:
     """Batch norms stand still (``norm_eval``); their scales are trained or not."""
     for one in module.modules():
         if isinstance(one, nn.BatchNorm2d):
             one.eval()
-            one.train = lambda mode=True, self=one: self  # type: ignore[method-assign]
+            vars(one)["train"] = functools.partial(_kept, one)
             one.requires_grad_(trained)
 
 
@@ -244,7 +249,8 @@ def _backbone(name: str, caffe: bool, levels: list[int], extra: Any, frozen_norm
             layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
     if not frozen_norm:
         _eval_norms(body, trained=not caffe)
-    return _resnet_fpn_extractor(body, 3, returned_layers=levels, extra_blocks=extra)
+    made: nn.Module = _resnet_fpn_extractor(body, 3, returned_layers=levels, extra_blocks=extra)
+    return made
 
 
 def detector(
@@ -305,7 +311,8 @@ class BatchedRetinaNet(nn.Module):
         places = ((found["bbox_regression"].float() - boxes).abs() * near).sum()
         logits = found["cls_logits"].float()
         focal = F.softplus(logits).sum() if self.one_kernel else self._focal(logits, labels)
-        return (focal + places) / near.sum().clamp(min=1)
+        loss: torch.Tensor = (focal + places) / near.sum().clamp(min=1)
+        return loss
 
     def _focal(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         wanted = (labels.unsqueeze(-1) == torch.arange(self.classes, device=labels.device)).float()
@@ -360,7 +367,7 @@ class _Attention(nn.Module):
         self.register_buffer("frequencies", 1 / 10_000 ** (torch.arange(0, size, 2) / size), persistent=False)
 
     def _rotated(self, x: torch.Tensor) -> torch.Tensor:
-        angles = torch.outer(torch.arange(x.size(1), device=x.device).float(), self.frequencies)
+        angles = torch.outer(torch.arange(x.size(1), device=x.device).float(), self.get_buffer("frequencies"))
         cos, sin = angles.cos().bfloat16()[None, :, None], angles.sin().bfloat16()[None, :, None]
         first, second = x.chunk(2, 3)
         return torch.cat([first * cos + second * sin, second * cos - first * sin], 3).type_as(x)
@@ -390,7 +397,8 @@ class _Block(nn.Module):
         x = x + share * self.attention(F.rms_norm(x, (x.size(-1),)))
         inner = self.up(F.rms_norm(x, (x.size(-1),)))
         inner = F.relu(inner).square() if self.modern else F.gelu(inner)
-        return x + self.down(inner)
+        result: torch.Tensor = x + self.down(inner)
+        return result
 
 
 class SpeedGpt(nn.Module):

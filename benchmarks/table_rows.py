@@ -239,13 +239,13 @@ def _bigscience_printed(row: Row) -> Run:
         raise LeftOut("TFLOP/s that no usual batch gives")
     hints = json.loads(row["architecture_hints"])
     large = "NHIDDEN" in hints
-    config = {
+    config: dict[str, int] = {
         "n_embd": hints["NHIDDEN"] if large else 2048,
         "n_layer": hints["NLAYERS"] if large else 24,
         "n_head": hints["NHEADS"] if large else 16,
         "n_positions": sequence,
     }
-    plan = {
+    plan: dict[str, Any] = {
         "data": int(printed["DP"]), "tensor": int(printed["TP"]), "pipeline": int(printed["PP"]),
         "micro_batch": int(printed["MBS"]), "recompute": recompute, "shard": "zero1",
     }  # fmt: skip
@@ -361,7 +361,7 @@ def neusight_4gpu(row: Row) -> Run:
 
 # modded-nanogpt: records of training GPT-2 on eight H100
 
-_RECORDS = {
+_RECORDS: dict[str, tuple[dict[str, Any], str]] = {
     "2024-10-10_Muon": ({"vocabulary": 50_257, "heads": 12, "modern": False}, "none"),
     "2024-10-14_ModernArch": ({}, "none"),
     "2024-10-17_DistributedMuon": ({}, "zero1"),

@@ -209,7 +209,7 @@ def test_tables_become_files_that_evaluate_scores(
 
 @pytest.mark.parametrize("function", ["ssd300", "neumf", "waveglow", "batched_retinanet"])
 def test_models_can_be_traced(function: str) -> None:
-    job = {
+    job: dict[str, dict[str, Any]] = {
         "model": {"source": "python", "name": f"{BENCHMARKS / 'table_models.py'}:{function}"},
         "training": {"global_batch": 2},
         "cluster": {"device": "h100-sxm-80gb"},
