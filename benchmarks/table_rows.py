@@ -8,6 +8,7 @@ figure in ``provenance.derived``.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -59,6 +60,8 @@ def own(function: str, **args: Any) -> dict[str, Any]:
 _UNCLEAR_DEVICES = {"a100": "PCIe or SXM", "v100": "PCIe or SXM"}
 _LAMBDA_DEVICES = {"v100-16gb": "v100-sxm-16gb"}
 """Lambda's cloud has one V100 of 16 GB, which other rows call SXM."""
+_MEMORY_BYTES = {"v100-sxm-16gb": 16 * 2**30}
+"""Of devices that are sold with more too."""
 _WITH_TF32 = re.compile(r"a\d|rtx-30|rtx-a")
 _LAMBDA_OTHERS = {
     "Transformer-XL-base": "no library has the model any longer, and memories of earlier segments",
@@ -86,6 +89,8 @@ def lambda_bench(row: Row) -> Run:
         raise LeftOut(_IMPOSSIBLE[row["path"]])
     if device in _UNCLEAR_DEVICES:
         raise LeftOut(f"{device}: not stated whether {_UNCLEAR_DEVICES[device]}")
+    if float(row["device0_used_memory_bytes"] or 0) > _MEMORY_BYTES.get(device, math.inf):
+        raise LeftOut(f"{device}: more memory in use than it has, so it is another")
     batch = number(row, "global_batch", "no batch size")
     devices = int(row["devices"])
     if batch % devices:

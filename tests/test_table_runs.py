@@ -28,6 +28,7 @@ LAMBDA = {
     "global_batch": "128",
     "stack": "pytorch-ngc22.09",
     "throughput": "1000",
+    "device0_used_memory_bytes": "",
     "path": "results/a",
 }
 BIGSCIENCE = {
@@ -160,6 +161,11 @@ def test_printed_teraflops_tell_batch_and_recomputation(tables: Any, teraflops: 
         ("lambda_bench", {**LAMBDA, "global_batch": ""}, "no batch size"),
         ("lambda_bench", {**LAMBDA, "device": "v100"}, "PCIe or SXM"),
         ("lambda_bench", {**LAMBDA, "model": "gnmt"}, "sequences of many lengths"),
+        (
+            "lambda_bench",
+            {**LAMBDA, "device": "v100-sxm-16gb", "device0_used_memory_bytes": "3e10"},
+            "more memory in use",
+        ),
         (
             "bigscience_v100",
             {**BIGSCIENCE, "row": json.dumps({"Size": "18B", "Speed": "1s"})},
