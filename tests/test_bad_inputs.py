@@ -1542,6 +1542,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
         ("distributed.py --data folder.json", "folder.json/runs/llm_foundry_mpt_a100.jsonl: cannot be read"),
         ("scheduling.py speed --data nowhere", "argument --data: 'nowhere' is not there"),
         ("scheduling.py speed --data folder.json", "traces/philly_sia_processed.csv.gz: cannot be read"),
+        ("tables.py --data nowhere --out out", "argument --data: 'nowhere' is not there"),
         ("startup.py nowhere.jsonl", "argument runs: 'nowhere.jsonl' is not there"),
         ("startup.py run_nan.jsonl", "run_nan.jsonl:1: measured.step_time_s: nan is not"),
     ],

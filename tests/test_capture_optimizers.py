@@ -82,6 +82,29 @@ def test_muon_trains_a_model_of_matrices_alone() -> None:
     assert state_bytes(trace("muon", bias=False)) == 4 * 48
 
 
+class Words(nn.Module):
+    """Embeddings of words and places, a hidden matrix as large as the latter, and the scores of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(32, 8), nn.Embedding(8, 8)
+        self.hidden, self.scores = nn.Linear(8, 8, bias=False), nn.Linear(8, 32, bias=False)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.scores(self.hidden(self.words(words) + self.places(words % 8))).sum()
+        return result
+
+
+@pytest.mark.parametrize("master_weights", [False, True])
+def test_muon_leaves_embeddings_and_scores_of_words_to_adamw(master_weights: bool) -> None:
+    graph = capture(
+        Words(), torch.zeros(4, dtype=torch.long), loss=lambda loss: loss, optimizer="muon",
+        precision="bf16" if master_weights else "fp32", master_weights=master_weights,
+    )  # fmt: skip
+    masters = 4 * graph.parameters if master_weights else 0
+    assert state_bytes(graph) == masters + 8 * (2 * 32 * 8 + 8 * 8) + 4 * 8 * 8
+
+
 @pytest.mark.parametrize("name", ["adam-fused", "adamw-fused"])
 def test_fused_adam_is_one_kernel_call(name: str) -> None:
     assert len([kernel for kernel in kernels(trace(name)) if "fused" in kernel]) == 1

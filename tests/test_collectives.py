@@ -338,6 +338,19 @@ def test_a_mixed_cluster_is_as_slow_as_its_slowest_group(kind: Kind, size: float
     assert mixed.time_s(kind, size, members) == slowest
 
 
+def test_without_peer_access_messages_pass_host_memory() -> None:
+    def rate(device: str, count: int, kind: str = "pcie") -> float:
+        section = {"device": device, "devices_per_node": count, "intra_node": {"kind": kind}}
+        network = Collectives(Cluster.read(section))
+        return 2 * (count - 1) / count * 1e9 / network.time_s("all_reduce", 1e9, team(count, 1, count))
+
+    assert rate("rtx-3090", 2) < 4.1e9 < 20e9 < rate("rtx-a6000", 2)
+    assert rate("rtx-3090", 2, "nvlink-pair") > 20e9
+    assert rate("rtx-3090", 4, "nvlink-pair") == pytest.approx(rate("rtx-3090", 4))
+    notes = Cluster.read({"device": "rtx-3090", "devices_per_node": 2}).assumptions
+    assert any("no peer access" in note for note in notes)
+
+
 # Parameter servers
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from foretrain.capture import capture
 from foretrain.catalog import Catalog
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.generated import generated_time_s
@@ -239,6 +241,31 @@ def test_the_host_launches_what_the_compiler_wrote_or_replays_it() -> None:
     assert graphs.step_overhead_s < host.step_overhead_s
     more = dataclasses.replace(host, micro_batches=4)
     assert host.step_overhead_s < more.step_overhead_s < 4 * host.step_overhead_s
+
+
+def test_a_loss_that_a_model_of_ones_own_computes_is_compiled_with_it() -> None:
+    class Scores(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = torch.nn.Linear(16, 64, bias=False)
+
+        def forward(self, x: torch.Tensor, wanted: torch.Tensor | None = None) -> Any:
+            scores = self.last(x)
+            if wanted is None:
+                return scores
+            return scores, torch.nn.functional.cross_entropy(scores, wanted)
+
+    x, wanted = torch.randn(8, 16), torch.zeros(8, dtype=torch.long)
+    outside = capture(Scores(), x, loss=lambda scores: torch.nn.functional.cross_entropy(scores, wanted))
+    inside = capture(Scores(), (x, wanted))
+    assert inside.info["own_loss"]
+    assert "own_loss" not in outside.info
+
+    def names(graph: OpGraph) -> set[str]:
+        return {op.operator.name for op in fuse(graph, COMPILED).ops if op.phase != "optimizer"}
+
+    assert "_log_softmax" in names(outside)
+    assert "_log_softmax" not in names(inside)
 
 
 def test_losses_of_classifiers_are_outside_of_the_compiled_model() -> None:

@@ -190,3 +190,44 @@ def test_what_a_vision_model_cannot_take_is_one_line(
 ) -> None:
     with pytest.raises((InputError, CaptureError), match=message):
         traced(name, args=args, **training)
+
+
+DETECTOR = """
+from torchvision.models.detection import fcos_resnet50_fpn
+
+
+def mine(num_classes=4):
+    return fcos_resnet50_fpn(
+        weights=None, weights_backbone=None, num_classes=num_classes, min_size=96, max_size=128
+    )
+"""
+
+
+def mine(folder: Path, **training: Any) -> Workload:
+    (folder / "mine.py").write_text(DETECTOR)
+    return Workload(
+        model=Model(source="python", name="mine.py:mine"),
+        training=Training(global_batch=2, **training),
+        base=folder,
+    )
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_detector_that_ones_own_function_builds_is_given_what_a_named_one_is(
+    tmp_path: Path, mode: Any
+) -> None:
+    def kernels(work: Workload) -> list[str]:
+        loaded = load_model(work, 2)
+        graph = trace_step(loaded.module, loaded.inputs, loaded.loss, samples=2, mode=mode)
+        assert any("480x640" in note for note in loaded.notes)
+        return [op.operator.name for op in graph.ops]
+
+    args = {"weights_backbone": None, "num_classes": 4, "min_size": 96, "max_size": 128}
+    assert kernels(mine(tmp_path, mode=mode)) == kernels(workload("fcos_resnet50_fpn", args=args, mode=mode))
+
+
+def test_what_a_detector_of_ones_own_does_not_take_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"training\.sequence: not used by a detector"):
+        load_model(mine(tmp_path, sequence=8), 2)
+    with pytest.raises(InputError, match=r"training\.classes: 1003 is not"):
+        load_model(mine(tmp_path, classes=1003), 2)

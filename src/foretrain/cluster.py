@@ -399,6 +399,8 @@ def _notes(where: str, spec: GroupSpec, group: Group, several_nodes: bool) -> li
         notes.append(
             f"{where}.intra_node is not given: {intra.kind} at {rate} per device and direction is assumed"
         )
+    if group.devices_per_node > 1 and intra.kind == "pcie" and not group.device.peer_access:
+        notes.append(f"{group.device.name} has no peer access over PCIe: messages pass host memory")
     if spec.domain is None and group.domain > group.devices_per_node:
         racks = group.domain < group.world_size
         each = f"each {group.domain}" if racks else f"all {group.domain}"

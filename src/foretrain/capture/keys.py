@@ -17,7 +17,7 @@ from foretrain.job import Job
 from foretrain.library_changes import LIBRARIES, Change, changes_undone
 from foretrain.workload import Model
 
-_REVISIONS = {"timm": 5, "torchvision": 5, "transformers": 8, "diffusion": 3, "python": 9, "onnx": 6}
+_REVISIONS = {"timm": 5, "torchvision": 6, "transformers": 9, "diffusion": 4, "python": 10, "onnx": 6}
 """Raised when what is traced of a source's models changes, so that older cached graphs are made anew."""
 
 _FP8_REVISION = 3
@@ -28,6 +28,9 @@ _ADAPTER_REVISION = 2
 
 _STATE_SPACE_REVISION = 1
 """Raised when what is traced of state-space layers changes."""
+
+_MUON_REVISION = 2
+"""Raised when what is traced of Muon changes."""
 
 _LIBRARIES = {
     "timm": ("torch", "timm"),
@@ -91,6 +94,7 @@ def graph_key(
         **({} if split is None else {"split": dict(split)}),
         **({"read": read} if read else {}),
         **({"fp8": [_FP8_REVISION, training.fp8_recipe]} if training.precision == "fp8" else {}),
+        **({"muon": _MUON_REVISION} if training.optimizer == "muon" else {}),
         **({"mtp_layers": training.mtp_layers} if training.mtp_layers else {}),
         **({"predicted_tokens": training.predicted_tokens} if training.predicted_tokens else {}),
         **({"adapter": [_ADAPTER_REVISION, training.adapter]} if training.adapter else {}),

@@ -102,6 +102,7 @@ class Device:
     link_optional: bool = False
     pcie_generation: int = 4
     pcie_lanes: int = 16
+    peer_access: bool = True
     tdp_w: float | None = None
     aliases: tuple[str, ...] = ()
     source: str = ""

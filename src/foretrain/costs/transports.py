@@ -37,7 +37,8 @@ class Transport:
     switch: float | None = None
     """Share that reduction inside the switch sustains, where the device has it."""
     most_bytes_per_s: float = math.inf
-    """What the host can move for one adapter, sent and received together: the limit of sockets."""
+    """What the host can move for one adapter or device, sent and received together: the limit of sockets, and
+    of messages that pass host memory."""
     source: str
 
     def share(self, way: Way) -> float:
@@ -85,6 +86,15 @@ TRANSPORTS: Mapping[str, Transport] = MappingProxyType(
             chunk_s=1.1e-6,
             start_s=7.4e-6,
             source="vidur (all-reduce of 4 A100 PCIe and of 4 H100 NVL); pair as ring",
+        ),
+        "staged": Transport(
+            ring=0.80,
+            pair=0.127,
+            chunk_s=1.1e-6,
+            start_s=7.4e-6,
+            most_bytes_per_s=8.0e9,
+            source="vidur (send between A40 of a node that no bridge joins: 4 GB/s of 31.5); a ring as much "
+            "each way; the rest as pcie",
         ),
         "rdma": Transport(
             ring=0.94,
@@ -135,6 +145,8 @@ _NCCL_ON = {
 def transport_name(library: Library, link_kind: str, device: Device) -> str:
     """The transport that a library uses on a link; a kind of the user's own counts as a network with RDMA."""
     name = "gloo" if library == "gloo" else _NCCL_ON.get(link_kind, "rdma")
+    if name == "pcie" and not device.peer_access:
+        return "staged"
     if name != "nvlink3" or not since_hopper(device):
         return name
     return "nvlink5" if float(device.capability or 0) >= _BLACKWELL else "nvlink4"

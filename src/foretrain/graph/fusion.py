@@ -7,6 +7,7 @@ waits for the other product).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import defaultdict
 from collections.abc import Collection
@@ -48,7 +49,7 @@ class Fusion:
     dropout and residual add."""
     losses: bool = False
     """All between the last product of the forward and the first of the backward pass; a compiler's where
-    the loss is the model's own."""
+    the loss is the model's own, which a graph's ``own_loss`` says too."""
     across: bool = False
     """As torch.compile does: all that its own kernels compute, by their loops, over module borders."""
     logits: bool = False
@@ -72,6 +73,7 @@ def fuse(graph: OpGraph, fusion: Fusion) -> OpGraph:
     if fusion == Fusion():
         return graph
     if fusion.across:
+        fusion = dataclasses.replace(fusion, losses=fusion.losses or bool(graph.info.get("own_loss")))
         graph = lowered(graph, gives_logits=fusion.logits)
     return Rebuild(graph, _units(graph, fusion)).graph()
 

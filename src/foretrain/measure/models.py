@@ -12,7 +12,7 @@ import torch
 
 from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss
 from foretrain.capture.sources.models import load_model
-from foretrain.capture.tracing.optimizers import optimizer_of
+from foretrain.capture.tracing.optimizers import optimizer_of, weights_of_words
 from foretrain.errors import InputError
 from foretrain.workload import TORCHAO, CompileMode, Training, Workload
 
@@ -93,12 +93,15 @@ def autocast(precision: str, device: str | torch.device) -> contextlib.AbstractC
     return torch.autocast(torch.device(device).type, dtype=dtype)
 
 
-def real_optimizer(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The job's optimizer over real parameters, in torch's default form for their device.
+def real_optimizer(
+    name: str, parameters: list[torch.nn.Parameter], module: torch.nn.Module | None = None
+) -> torch.optim.Optimizer:
+    """The job's optimizer over real parameters of a module, in torch's default form for their device.
 
     Step it under ``torch.no_grad``.
     """
-    optimizer = optimizer_of(name, parameters)
+    words = weights_of_words(module) if module is not None else frozenset()
+    optimizer = optimizer_of(name, parameters, of_words=[one for one in parameters if id(one) in words])
     for group in optimizer.param_groups:
         if group.get("foreach"):
             group["foreach"] = None

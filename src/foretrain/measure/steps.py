@@ -138,7 +138,9 @@ class Stepper:
         self.module = compiled(self.model.module, self.training.compile)
         trained = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
         trains = self.training.mode == "train"
-        self.optimizer = real_optimizer(self.training.optimizer, trained) if trains else None
+        self.optimizer = (
+            real_optimizer(self.training.optimizer, trained, self.model.module) if trains else None
+        )
         scales = self.training.scales_loss
         self.scaler = torch.amp.GradScaler(torch.device(device).type) if scales else None
         self._value: Any = None

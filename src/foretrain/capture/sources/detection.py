@@ -55,6 +55,12 @@ def load_detector(
     return LoadedModel(module=module, inputs=(images, targets), loss=sum_of_losses, notes=("; ".join(notes),))
 
 
+def is_detector(module: torch.nn.Module) -> bool:
+    """Whether a module is one of torchvision's detectors, whoever built it."""
+    kinds = {kind.__module__.rpartition(".")[0] for kind in type(module).__mro__}
+    return "torchvision.models.detection" in kinds and hasattr(module, "transform")
+
+
 def sum_of_losses(losses: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """What a detector returns in training, added up as torchvision's own training script does."""
     return torch.stack(list(losses.values())).sum()

@@ -93,6 +93,18 @@ def own_loss(output: Any) -> torch.Tensor | None:
     return None
 
 
+def has_own_loss(output: Any) -> bool:
+    """Whether a model has computed its loss, as ``own_loss`` finds it, without computing anything."""
+    parts = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})
+    values = list(output.values()) if isinstance(output, Mapping) else output
+    scalars = [_is_scalar(one) for one in values] if isinstance(values, list | tuple) else []
+    return (
+        _is_scalar(output)
+        or isinstance(parts.get("loss", getattr(output, "loss", None)), torch.Tensor)
+        or (bool(scalars) and (all(scalars) if isinstance(output, Mapping) else sum(scalars) == 1))
+    )
+
+
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value.dim() and value.requires_grad
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import inspect
 import os
@@ -16,6 +17,7 @@ import torch
 
 from foretrain.capture.programs.targets import BATCH_NAMES, located, read_source
 from foretrain.capture.recording import recording
+from foretrain.capture.sources.detection import IMAGE, is_detector, load_detector
 from foretrain.capture.sources.inputs import check_batch, check_classes, check_inputs, default_inputs, holds
 from foretrain.capture.sources.loaded import (
     LoadedModel,
@@ -52,6 +54,15 @@ def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
             undone.enter_context(on_one_process(path.read_text(errors="replace"), notes))
         module, inputs, loss = _made(workload, path, function, batch, device, constants)
     compiled += [type(module).__name__] if is_compiled(module) else []
+    if inputs is None and loss is None and is_detector(module):
+        check_classes(f"model {model.name}", module, training.classes)
+        if training.sequence is not None:
+            raise InputError(f"training.sequence: not used by a detector; model {model.name} takes images")
+        image = training.image_shape or IMAGE
+        found = load_detector(module, batch, image, training.mode, device)
+        return dataclasses.replace(
+            found, constants=constants, compiled=compiled, notes=[*found.notes, *notes]
+        )
     if inputs is None:
         inputs = default_inputs(training, batch, device)
     else:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import unittest.mock
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -96,9 +96,11 @@ def build_optimizer(
     master_weights: bool = False,
     settings: Mapping[str, Any] | None = None,
     tables: Sequence[torch.nn.Parameter] = (),
+    words: Collection[int] = (),
 ) -> StepFunction:
     """The optimizer ``name`` over ``parameters``, with the state it has after its first step; ``settings`` in
-    place of those that the name stands for. ``tables`` have sparse gradients."""
+    place of those that the name stands for. ``tables`` have sparse gradients; ``words`` are those that
+    ``weights_of_words`` names."""
     apart = {id(table) for table in tables}
     trained = [one for one in parameters if one.requires_grad and id(one) not in apart]
     if not trained and not apart:
@@ -108,7 +110,8 @@ def build_optimizer(
     )
     targets = masters if masters is not None else trained
     with _fused_on_meta():
-        optimizer = optimizer_of(name, targets, settings) if targets else _Joined()
+        of_words = [target for one, target in zip(trained, targets, strict=True) if id(one) in words]
+        optimizer = optimizer_of(name, targets, settings, of_words) if targets else _Joined()
     kept = [parameter.grad for parameter in targets]
     for parameter in targets:
         parameter.grad = torch.empty_like(parameter)
@@ -120,9 +123,14 @@ def build_optimizer(
 
 
 def optimizer_of(
-    name: str, parameters: list[torch.nn.Parameter], settings: Mapping[str, Any] | None = None
+    name: str,
+    parameters: list[torch.nn.Parameter],
+    settings: Mapping[str, Any] | None = None,
+    of_words: Collection[torch.nn.Parameter] = (),
 ) -> torch.optim.Optimizer:
-    """The optimizer itself, without state yet."""
+    """The optimizer itself, without state yet; ``of_words`` are embeddings, and what scores their words."""
+    if name == "muon":
+        return _muon(parameters, {id(one) for one in of_words})
     if name in _BUILDERS:
         return _BUILDERS[name](name, parameters)
     class_name, usual = _TORCH[name]
@@ -156,11 +164,26 @@ class _AnyAnswer(TorchDispatchMode):
         return remembered(func, func, args, kwargs or {}, named, inputs)
 
 
-def _muon(_name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Muon for matrices, AdamW for the rest, as it is meant to be used."""
+def weights_of_words(module: torch.nn.Module) -> frozenset[int]:
+    """Ids of a model's embeddings, and of the layers that score the words of the largest."""
+    tables = [one.weight for one in module.modules() if isinstance(one, torch.nn.Embedding)]
+    largest = max(tables, key=torch.Tensor.numel, default=None)
+    scores = [
+        one.weight
+        for one in module.modules()
+        if isinstance(one, torch.nn.Linear) and largest is not None and one.weight.shape == largest.shape
+    ]
+    return frozenset(id(one) for one in (*tables, *scores))
+
+
+def _muon(parameters: list[torch.nn.Parameter], of_words: Collection[int]) -> torch.optim.Optimizer:
+    """Muon for the matrices of hidden layers, AdamW for the rest, embeddings and the scores of words among
+    it, as ``torch.optim.Muon`` is meant to be used."""
     if not hasattr(torch.optim, "Muon"):
         raise CaptureError(f"training.optimizer: 'muon' needs torch 2.9 or newer, not {torch.__version__}")
-    matrices, others = [p for p in parameters if p.dim() == 2], [p for p in parameters if p.dim() != 2]
+    matrices = [one for one in parameters if one.dim() == 2 and id(one) not in of_words]
+    kept = {id(one) for one in matrices}
+    others = [one for one in parameters if id(one) not in kept]
     parts = [torch.optim.Muon(matrices, lr=1e-3)] if matrices else []
     return _Joined(*parts, *([torch.optim.AdamW(others, lr=1e-3, foreach=True)] if others else []))
 
@@ -221,6 +244,5 @@ def _eight_bit(_name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.
 
 _BUILDERS: dict[str, Callable[[str, list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
     "lamb": lambda _, parameters: _Lamb(parameters),
-    "muon": _muon,
     "adamw-8bit": _eight_bit,
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss
+from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss, has_own_loss
 from foretrain.capture.tracing.checkpoints import followed_checkpoints
 from foretrain.capture.tracing.constants import (
     Constants,
@@ -20,7 +20,7 @@ from foretrain.capture.tracing.cuda import cuda_behaviour
 from foretrain.capture.tracing.cuda_kernels import served_attention
 from foretrain.capture.tracing.devices import OnMeta
 from foretrain.capture.tracing.guesses import same_draws
-from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer
+from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer, weights_of_words
 from foretrain.capture.tracing.recorder import FOLLOWED, Recorder, error_context
 from foretrain.capture.tracing.sparse import tables_of
 from foretrain.errors import CaptureError
@@ -74,6 +74,7 @@ def trace_step(
                 master_weights=master_weights,
                 settings=optimizer_settings,
                 tables=tables_of(module),
+                words=weights_of_words(module),
             )
             if mode == "train"
             else None
@@ -96,7 +97,7 @@ def trace_step(
         same_draws(),
         followed_checkpoints(recorder, cuda_behaviour),
     ):
-        _run(
+        computed = _run(
             recorder,
             module,
             inputs,
@@ -105,7 +106,8 @@ def trace_step(
             AUTOCAST_DTYPES.get(precision),
             around or contextlib.nullcontext(),
         )
-    graph = recorder.finish(samples=samples, tokens=tokens, accumulates=accumulate, info=info or {})
+    known = {**(info or {}), **({"own_loss": True} if computed else {})}
+    graph = recorder.finish(samples=samples, tokens=tokens, accumulates=accumulate, info=known)
     module.zero_grad(set_to_none=True)
     return graph
 
@@ -153,7 +155,8 @@ def _run(
     recorder: Recorder, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any],
     loss: Loss | None, step: StepFunction | None,
     low_dtype: torch.dtype | None, around: contextlib.AbstractContextManager[Any],
-) -> None:  # fmt: skip
+) -> bool:  # fmt: skip
+    """Run a step; whether the module computed its loss itself."""
     recorder.phase = "forward"
     with (
         Answers(recorder.constants),
@@ -166,9 +169,10 @@ def _run(
     ):
         output = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
         value = loss(output) if loss is not None and step is not None else None
+        computed = has_own_loss(output) if step is not None else False
         value = value if step is None or value is None else step.scaled(value)
     if step is None:
-        return
+        return computed
     if value is None:
         raise CaptureError("loss: missing; the model's output has no .loss and no loss was given")
     _check_loss(value)
@@ -186,6 +190,7 @@ def _run(
         step()
     module.zero_grad(set_to_none=True)
     del value
+    return computed
 
 
 class Answers(OnMeta):
