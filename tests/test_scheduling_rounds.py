@@ -112,6 +112,18 @@ def test_a_cluster_that_stood_idle_divides_its_time_anew_only_after_a_while() ->
     )
 
 
+def test_a_division_that_is_waited_for_comes_even_where_its_interval_rounds_to_less() -> None:
+    begin_s = 3877.2121422213045
+    assert begin_s + 1920.0 - begin_s < 1920.0
+    jobs = [
+        TraceJob(name="first", arrival_s=0.0, steps=10.0, gpus=1, kind="net"),
+        *[TraceJob(name=n, arrival_s=begin_s, steps=10.0, gpus=1, kind="net") for n in "ab"],
+    ]
+    table = ThroughputTable({("v100", "net", 1): 1.0})
+    result = Rounds(jobs, [Machine(device="v100", gpus=1)], round_policy("fifo"), table).run()
+    assert result.finish_s.tolist() == pytest.approx([10.0, begin_s + 10.0, begin_s + 1930.0])
+
+
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the reference is not here")
 def test_average_completion_times_are_those_of_gavel() -> None:
     table = ThroughputTable.load(TRACES / "gavel_simulation_throughputs.json.gz")

@@ -41,6 +41,9 @@ _NARROW = (
 """The figures of each table: as many as fit beside the policy, or beside the policy and the quality of its
 estimates."""
 
+_LONG_NAME = 16
+"""Letters of a policy's name beyond which fewer figures fit beside it."""
+
 _TOLD = ("failures of a job, per GPU", "failures of a node", "outages", "spot nodes")
 """Settings below the tables: what makes them another answer; a page has them all."""
 
@@ -206,6 +209,7 @@ def schedule(
     from foretrain.scheduling.admission import check_failures, runnable
     from foretrain.scheduling.programmes import has_ecos
     from foretrain.scheduling.queue_now import queue_now
+    from foretrain.scheduling.round_policies import BY_OWN_SOLVER
     from foretrain.scheduling.speeds import MOST_RISK
     from foretrain.scheduling.study import run_all
     from foretrain.scheduling.when import DRAWS, with_job
@@ -256,9 +260,7 @@ def schedule(
         say(f"{jobs.name}: no job is of group {group!r}, which the rules name")
     jobs = runnable(with_devices_of(jobs, scenarios[0].machines), *scenarios, needed=asked)
     check_failures(jobs, scenarios[0])
-    if not has_ecos() and any(
-        scenario.in_rounds and scenario.policy not in ("fifo", "gavel_fifo") for scenario in scenarios
-    ):
+    if not has_ecos() and any(scenario.policy in BY_OWN_SOLVER for scenario in scenarios):
         say(
             "shares of time by our own solver, which may serve "
             "jobs that are alike in another order than Gavel; install foretrain[gavel] for its solver"
@@ -421,8 +423,9 @@ def _report(
 
     means = mean_outcomes(outcomes)
     several = len({quality for _, quality in means}) > 1
+    narrow = several or max(len(policy) for policy, _ in means) > _LONG_NAME
     parts: list[RenderableType] = []
-    for chosen in _NARROW if several else _WIDE:
+    for chosen in _NARROW if narrow else _WIDE:
         rows, heads = [], []
         known = {name for found in means.values() for name in figures(found)}
         shown = [name for name in chosen if name in known]
