@@ -35,8 +35,8 @@ _WIDE = (
 _NARROW = (
     ("average JCT", "median", "p95"),
     ("p99", "queueing", "makespan"),
-    ("utilisation", "fairness", "preemptions", "lost GPU h", "cost"),
-    ("energy", "killed", "late"),
+    ("utilisation", "fairness", "cost", "energy"),
+    ("preemptions", "lost GPU h", "killed", "late"),
 )
 """The figures of each table: as many as fit beside the policy, or beside the policy and the quality of its
 estimates."""
@@ -440,6 +440,9 @@ def _report(
             rows.append([policy, *extra.values(), *cells.values()])
         parts.append(table(heads, rows, right=heads[1:]))
     parts += _prices(outcomes, means)
+    alike = [policy for policy in dict.fromkeys(policy for policy, _ in means) if _heeds_none(means, policy)]
+    if several and alike:
+        parts.append(f"{', '.join(alike)}: the same whatever the estimates")
     if by_group:
         parts.append(_groups(outcomes))
     first = outcomes[0].scenario
@@ -456,6 +459,12 @@ def _report(
     if any("@" in machine.device for machine in first.machines):
         parts.append("energy: not told of slices, of which the catalogue has no power")
     return parts
+
+
+def _heeds_none(means: dict[Key, Metrics], policy: str) -> bool:
+    """Whether a policy decides alike by all estimates."""
+    found = [each for (name, _), each in means.items() if name == policy]
+    return all(each == found[0] for each in found)
 
 
 def _against(means: dict[Key, Metrics], policy: str, found: Metrics) -> str:
