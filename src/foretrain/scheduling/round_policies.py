@@ -20,8 +20,6 @@ from foretrain.scheduling.strategy_proof import STRATEGY_PROOF_POLICIES
 
 _REFERENCE = "v100"
 """The device whose speed stands for all where a policy does not tell them apart."""
-_LEAST_RATE = 1e-9
-"""Steps per second of a job where it does not run, so that no time is infinite."""
 
 
 class RoundFifo(RoundPolicy):
@@ -141,8 +139,9 @@ class MinTotalDurationPerf(MinTotalDuration):
 
 
 def _as_on(rates: Column, column: int) -> Column:
-    """Every device as fast as one of them."""
-    return np.repeat(np.maximum(rates[:, [column]], _LEAST_RATE), rates.shape[1], axis=1)
+    """Every device as fast as one of them; for a job that does not run there, as its fastest."""
+    one = rates[:, [column]]
+    return np.repeat(np.where(one > 0, one, rates.max(axis=1, keepdims=True)), rates.shape[1], axis=1)
 
 
 BY_OWN_SOLVER = (
