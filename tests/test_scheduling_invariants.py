@@ -166,7 +166,11 @@ def test_invariants_of_every_policy_and_option(
     jobs = made(table)
     speeds = FittingSpeeds(TraceSpeeds(slowdown_per_node=slowdown, devices={"a100-sxm-80gb": 2.0}))
     failures = (
-        FailureModel(job_mtbf_gpu_s=4000.0, node_mtbf_s=3000.0, repair_s=50.0) if fails else FailureModel()
+        FailureModel(
+            job_mtbf_gpu_s=4000.0, job_mtbf_of={"a100-sxm-80gb": 2000.0}, node_mtbf_s=3000.0, repair_s=50.0
+        )
+        if fails
+        else FailureModel()
     )
     around = Settings(
         restart_s=3.0 if costly else 0.0,
@@ -177,9 +181,10 @@ def test_invariants_of_every_policy_and_option(
         mixed_gangs=mixes and policy in SHARE,
         failures=failures,
     )
+    machines = [dataclasses.replace(MACHINES[0], mtbf_s=800.0), *MACHINES[1:]] if fails else MACHINES
     result = Simulation(
         jobs,
-        MACHINES,
+        machines,
         policies.get(policy),
         placement=placement(place),
         speeds=speeds,

@@ -97,7 +97,8 @@ def _coupled(inverse: Column, wanted: Column, gpus: Column, slack: Column) -> Co
     each = gpus[:, :, None]
     between = ((gpus**2)[..., None, None] * inverse).sum(axis=1) + np.eye(slack.shape[1]) * slack[:, None, :]
     shared = np.linalg.solve(between, (each * alone).sum(axis=1)[..., None])[..., 0]
-    return alone - (inverse * (each * shared[:, None, :])[..., None, :]).sum(axis=3)
+    move: Column = alone - (inverse * (each * shared[:, None, :])[..., None, :]).sum(axis=3)
+    return move
 
 
 def _length(moves: list[tuple[Column, Column]]) -> Column:

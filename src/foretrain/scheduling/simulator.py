@@ -94,7 +94,7 @@ class Simulation:
         self._places = Places(self.machines, self._rates, placement or Packed(), self.settings, self._mates)
         self._events = Events()
         self._failures = self.settings.failures.starts(self.settings.seed)
-        self._jobs_fail = not math.isinf(self.settings.failures.job_mtbf_gpu_s)
+        self._jobs_fail = self.settings.failures.jobs_fail
         outages = self.settings.failures.outages
         self._breakdowns = Breakdowns(outages, self._failures, self.machines, self._events)
         self._tell = tell
@@ -462,7 +462,8 @@ class Simulation:
             left_s = max(job.spec.limit_s - job.ran_s, 0.0)
             self._events.push(job.since_s + left_s, _LIMIT, job, job.version)
         if self._jobs_fail:
-            until = self._failures.of_job(job.number, job.starts, job.allocation.gpus)
+            gpus = self.machines.gpus_by_device(job.allocation)
+            until = self._failures.of_job(job.number, job.starts, gpus)
             if until < math.inf:
                 self._events.push(job.since_s + until, Kind.JOB_FAILURE, job, job.version)
 
