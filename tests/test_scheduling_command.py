@@ -424,3 +424,26 @@ def test_slices_are_no_gpus_and_halves_of_a_node_no_nodes() -> None:
     assert "needs more than the 1 GPU of one kind" in text
     done = CliRunner().invoke(app, [*words, "--cluster", "1x8xh100@3g.40gb+4g.40gb"])
     assert "; a slice takes one job of one GPU" in " ".join(done.output.split())
+
+
+def test_nodes_fail_as_the_cluster_file_and_the_option_say(tmp_path: Path) -> None:
+    file, nodes = tmp_path / "cluster.toml", tmp_path / "nodes.csv"
+    file.write_text(
+        '[cluster]\ndevice = "v100-sxm-16gb"\ndevices_per_node = 4\nnodes = 2\nnode_mtbf = "1h"\n'
+    )
+    nodes.write_text("gpu,model,mtbf\n4,v100,1h\n4,v100,\n")
+    words = ["--generate", "jobs=30,gap=30s,median=10min,seed=3", "--policy", "fifo"]
+
+    def told(*more: str) -> str:
+        lines = run(*words, *more).output.splitlines()
+        return next((line for line in lines if line.startswith("failures of a node")), "")
+
+    assert told("--cluster", str(file)) == "failures of a node: 1 h"
+    assert told("--cluster", str(file), "--node-mtbf", "30d") == "failures of a node: 30 d"
+    assert told("--cluster", str(nodes)) == "failures of a node: 1 h to never"
+    both = ["--cluster", "1x8xv100,1x4xk80"]
+    assert told(*both, "--node-mtbf", "30d,k80=1h") == "failures of a node: v100 30 d, k80 1 h"
+    assert told(*both) == ""
+    refused = run(*words[:2], "--cluster", str(file), "--policy", "isolated")
+    assert refused.exit_code == 2
+    assert "node_mtbf: policy isolated cannot honour it" in refused.output

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import os
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,16 @@ from foretrain.job import Job
 from foretrain.scheduling import Machine, Result, Settings, Simulation, Trace, TraceJob, policies
 from foretrain.scheduling.admission import runnable
 from foretrain.scheduling.checkpointing import CheckpointedSpeeds
-from foretrain.scheduling.estimates import LogNormal
+from foretrain.scheduling.correlation import Shares
+from foretrain.scheduling.estimates import (
+    Estimates,
+    Exact,
+    History,
+    Inverse,
+    LogNormal,
+    Requested,
+    ResidualEstimates,
+)
 from foretrain.scheduling.failures import FailureModel, Outage
 from foretrain.scheduling.fitting import FittingSpeeds
 from foretrain.scheduling.placement import PLACEMENTS, placement
@@ -75,13 +85,20 @@ def made(table: list[tuple[int, int, int, float | None, bool]]) -> list[TraceJob
             user=f"u{number % 3}",
             group=f"g{number % 2}",
             kind=f"k{number % 2}",
+            limit_s=2.0 * duration if number % 3 == 0 else None,
         )
         for number, (arrival, duration, gpus, memory, odd) in enumerate(table)
     ]
 
 
 def holds(
-    result: Result, jobs: list[TraceJob], *, fails: bool, rate_known: bool, mixed: bool = False
+    result: Result,
+    jobs: list[TraceJob],
+    *,
+    fails: bool,
+    rate_known: bool,
+    mixed: bool = False,
+    speeds: Speeds = SPEEDS,
 ) -> None:
     assert (result.finish_s >= result.arrival_s).all(), "no job is lost"
     held: dict[tuple[int, int], list[tuple[float, float, int]]] = {}
@@ -103,9 +120,20 @@ def holds(
     done = [0.0] * len(jobs)
     for each in result.segments:
         devices = {MACHINES[node].device for node, _ in each.allocation.parts}
-        rate = min(SPEEDS.rate(jobs[each.job], device, each.allocation.shape) for device in devices)
+        rate = min(speeds.rate(jobs[each.job], device, each.allocation.shape) for device in devices)
         done[each.job] += (each.end_s - each.start_s) * rate
     assert done == pytest.approx([job.duration_s for job in jobs]), "all work is done, none twice"
+
+
+RATIOS = [0.5, 0.9, 1.0, 1.3, 2.0]
+BELIEVED: dict[str, Callable[[], Estimates]] = {
+    "exact": Exact,
+    "log-normal": lambda: LogNormal(0.5, 1, Shares(user=0.3, model=0.4)),
+    "residuals": lambda: ResidualEstimates(RATIOS, 1),
+    "requested": Requested,
+    "history": History,
+}
+"""What policies may go by."""
 
 
 @pytest.mark.parametrize("policy", policies.names())
@@ -118,7 +146,9 @@ def holds(
     shares=st.booleans(),
     moves=st.booleans(),
     mixes=st.booleans(),
-    error=st.sampled_from([0.0, 0.5]),
+    believed=st.sampled_from(sorted(BELIEVED)),
+    forecast=st.booleans(),
+    slowdown=st.sampled_from([0.0, 0.4]),
 )
 def test_invariants_of_every_policy_and_option(
     policy: str,
@@ -129,11 +159,18 @@ def test_invariants_of_every_policy_and_option(
     shares: bool,
     moves: bool,
     mixes: bool,
-    error: float,
+    believed: str,
+    forecast: bool,
+    slowdown: float,
 ) -> None:
     jobs = made(table)
+    speeds = FittingSpeeds(TraceSpeeds(slowdown_per_node=slowdown, devices={"a100-sxm-80gb": 2.0}))
     failures = (
-        FailureModel(job_mtbf_gpu_s=4000.0, node_mtbf_s=3000.0, repair_s=50.0) if fails else FailureModel()
+        FailureModel(
+            job_mtbf_gpu_s=4000.0, job_mtbf_of={"a100-sxm-80gb": 2000.0}, node_mtbf_s=3000.0, repair_s=50.0
+        )
+        if fails
+        else FailureModel()
     )
     around = Settings(
         restart_s=3.0 if costly else 0.0,
@@ -144,16 +181,25 @@ def test_invariants_of_every_policy_and_option(
         mixed_gangs=mixes and policy in SHARE,
         failures=failures,
     )
+    machines = [dataclasses.replace(MACHINES[0], mtbf_s=800.0), *MACHINES[1:]] if fails else MACHINES
     result = Simulation(
         jobs,
-        MACHINES,
+        machines,
         policies.get(policy),
         placement=placement(place),
-        speeds=SPEEDS,
-        estimates=LogNormal(error, 1),
+        speeds=speeds,
+        estimates=BELIEVED[believed](),
+        truth=Inverse(ResidualEstimates(RATIOS, 2)) if forecast else None,
         settings=around,
     ).run()
-    holds(result, jobs, fails=fails or costly, rate_known=True, mixed=mixes)
+    off = Inverse(ResidualEstimates(RATIOS, 2))
+    true = [
+        dataclasses.replace(job, duration_s=(job.duration_s or 0) * off.factor(job, number))
+        if forecast
+        else job
+        for number, job in enumerate(jobs)
+    ]
+    holds(result, true, fails=fails or costly, rate_known=True, mixed=mixes, speeds=speeds)
 
 
 WORLD = [
@@ -289,12 +335,66 @@ def within(result: Result, jobs: list[TraceJob], most: dict[str, int]) -> None:
 @settings(
     max_examples=EXAMPLES // 2, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-@given(table=rows)
-def test_invariants_in_rounds(policy: str, table: list[tuple[int, int, int, float | None, bool]]) -> None:
-    jobs = [job for job in made(table) if job.gpus <= 4] or made([(0, 10, 1, None, False)])
-    pairs = MannersOfKinds({"k0": Manners(needs=0.5, bears=0.5)}, Manners(needs=0.6, bears=0.6))
-    result = Rounds(jobs, MACHINES, round_policy(policy), SPEEDS, pairs=pairs).run()
+@given(
+    table=rows,
+    round_s=st.sampled_from([7.0, 60.0, 360.0]),
+    reset_s=st.sampled_from([0.0, 100.0, 1920.0]),
+    long=st.sampled_from([1, 20]),
+    bears=st.sampled_from([0.3, 0.6, 1.0]),
+    weights=st.lists(st.sampled_from([1.0, 1.0, 5.0]), min_size=12, max_size=12),
+    deadlines=st.lists(st.sampled_from([None, 50.0, 5000.0]), min_size=12, max_size=12),
+    seed=st.integers(0, 3),
+)
+def test_invariants_in_rounds(
+    policy: str,
+    table: list[tuple[int, int, int, float | None, bool]],
+    round_s: float,
+    reset_s: float,
+    long: int,
+    bears: float,
+    weights: list[float],
+    deadlines: list[float | None],
+    seed: int,
+) -> None:
+    few = [job for job in made(table) if job.gpus <= 4] or made([(0, 10, 1, None, False)])
+    jobs = [
+        dataclasses.replace(
+            job, duration_s=(job.duration_s or 0) * long, weight=weights[number], deadline_s=deadlines[number]
+        )
+        for number, job in enumerate(few)
+    ]
+    pairs = MannersOfKinds({"k0": Manners(needs=0.5, bears=bears)}, Manners(needs=0.6, bears=bears))
+    result = Rounds(
+        jobs,
+        MACHINES,
+        round_policy(policy, seed),
+        SPEEDS,
+        round_s=round_s,
+        reset_s=reset_s,
+        seed=seed,
+        pairs=pairs,
+    ).run()
     holds(result, jobs, fails=False, rate_known=not ROUND_POLICIES[policy].packs)
+    if ROUND_POLICIES[policy].packs:
+        together(result, jobs)
+
+
+def together(result: Result, jobs: list[TraceJob]) -> None:
+    """At most two jobs are on a GPU, and both go into its memory; all that is done is as fast as alone."""
+    held: dict[tuple[float, int, int], list[int]] = {}
+    done = [0.0] * len(jobs)
+    for each in result.segments:
+        device = MACHINES[each.allocation.parts[0][0]].device
+        done[each.job] += (each.end_s - each.start_s) * SPEEDS.rate(
+            jobs[each.job], device, each.allocation.shape
+        )
+        for node, gpu in each.allocation.places():
+            held.setdefault((each.start_s, node, gpu), []).append(each.job)
+    for (_, node, _), there in held.items():
+        most = (80 if MACHINES[node].device.startswith("a100") else 16) * 1.1 * GIB
+        assert len(there) <= 2
+        assert sum(jobs[job].memory_bytes or 0 for job in there) <= most
+    assert all(reached >= (job.duration_s or 0) * (1 - 1e-9) for reached, job in zip(done, jobs, strict=True))
 
 
 def test_a_job_is_kept_off_devices_it_does_not_go_into_by_the_forecast() -> None:

@@ -112,6 +112,36 @@ def test_a_cluster_that_stood_idle_divides_its_time_anew_only_after_a_while() ->
     )
 
 
+def test_a_division_that_is_waited_for_comes_even_where_its_interval_rounds_to_less() -> None:
+    begin_s = 3877.2121422213045
+    assert begin_s + 1920.0 - begin_s < 1920.0
+    jobs = [
+        TraceJob(name="first", arrival_s=0.0, steps=10.0, gpus=1, kind="net"),
+        *[TraceJob(name=n, arrival_s=begin_s, steps=10.0, gpus=1, kind="net") for n in "ab"],
+    ]
+    table = ThroughputTable({("v100", "net", 1): 1.0})
+    result = Rounds(jobs, [Machine(device="v100", gpus=1)], round_policy("fifo"), table).run()
+    assert result.finish_s.tolist() == pytest.approx([10.0, begin_s + 10.0, begin_s + 1930.0])
+
+
+@pytest.mark.parametrize("name", ["finish_time_fairness", "min_total_duration"])
+def test_a_job_that_does_not_run_on_the_usual_device_is_as_fast_as_where_it_runs(name: str) -> None:
+    speeds = [{"a": 1.0, "v100": 1.0}] * 4 + [{"a": 1.0, "v100": 0.0}]
+    jobs = [
+        leased(number, gpus=gpus, left=left, **rates)
+        for number, (gpus, left, rates) in enumerate(
+            zip((4, 4, 1, 4, 3), (101.0, 1060.0, 1580.0, 3380.0, 1780.0), speeds, strict=True)
+        )
+    ]
+    shares = round_policy(name).allot(jobs, {"a": 6, "v100": 8}, 200.0)
+    usual = round_policy(name).allot(
+        [leased(job.number, gpus=job.gpus, left=job.left, a=1.0, v100=1.0) for job in jobs],
+        {"a": 6, "v100": 8},
+        200.0,
+    )
+    assert shares == pytest.approx(usual)
+
+
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the reference is not here")
 def test_average_completion_times_are_those_of_gavel() -> None:
     table = ThroughputTable.load(TRACES / "gavel_simulation_throughputs.json.gz")

@@ -70,10 +70,27 @@ def test_an_outage_sends_a_job_back_to_its_last_checkpoint() -> None:
 
 def test_failures_do_not_depend_on_the_policy() -> None:
     model = FailureModel(job_mtbf_gpu_s=100.0)
-    assert (
-        model.starts(3).of_job(7, 1, 2) == model.starts(3).of_job(7, 1, 2) != model.starts(4).of_job(7, 1, 2)
+    first, again, other = (model.starts(seed).of_job(7, 1, {"v100": 2}) for seed in (3, 3, 4))
+    assert first == again != other
+    assert math.isinf(FailureModel().starts(0).of_node(0, Machine(device="v100", gpus=1)))
+
+
+def test_devices_and_nodes_that_fail_more_often_are_told_apart() -> None:
+    model = FailureModel(job_mtbf_gpu_s=1e4, job_mtbf_of={"k80": 1e2}, node_mtbf_s=1e6)
+    draws = model.starts(0)
+    on_one, on_other, on_both = (
+        draws.of_job(0, 1, gpus) for gpus in ({"v100": 1}, {"k80": 1}, {"v100": 1, "k80": 1})
     )
-    assert math.isinf(FailureModel().starts(0).of_node(0))
+    assert on_other == pytest.approx(on_one / 100)
+    assert on_both == pytest.approx(1 / (1 / on_one + 1 / on_other)), "rates add up over a mixed gang"
+    good, bad = Machine(device="v100", gpus=1), Machine(device="v100", gpus=1, mtbf_s=1e3)
+    assert model.starts(0).of_node(0, bad) == pytest.approx(model.starts(0).of_node(0, good) / 1000)
+    machines = [Machine(device="v100", gpus=1, mtbf_s=200.0), Machine(device="v100", gpus=1)]
+    jobs = [job(name, 0, 20_000) for name in "ab"]
+    around = Settings(failures=FailureModel(repair_s=10.0), checkpoint_every_s=50.0)
+    result = Simulation(jobs, machines, policies.get("fifo"), settings=around).run()
+    failed = {each.allocation.parts[0][0] for each in result.segments if each.reason == "node failed"}
+    assert failed == {0}
 
 
 def test_outages_are_read_and_checked(tmp_path: Path) -> None:
@@ -300,7 +317,7 @@ def test_a_node_that_is_struck_while_it_is_away_comes_back_when_both_are_over(
 def test_a_node_that_is_taken_away_while_a_failure_is_repaired_stays_away() -> None:
     model = FailureModel(node_mtbf_s=1e4, repair_s=1e3)
     draws = model.starts(0)
-    fails_s, repair_s = draws.of_node(0), draws.repair_of(0)
+    fails_s, repair_s = draws.of_node(0, Machine(device="v100", gpus=1)), draws.repair_of(0)
     away = Outage(time_s=fails_s + repair_s / 2, node=0, repair_s=1e6)
     around = Settings(failures=FailureModel(node_mtbf_s=1e4, repair_s=1e3, outages=(away,)))
     jobs = [job("a", 0, fails_s + 10)]

@@ -18,31 +18,11 @@ from foretrain.cli.schedule_checks import refuse_what_changes_nothing
 from foretrain.errors import InputError, invalid, unknown
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from foretrain.scheduling.failures import FailureModel
     from foretrain.scheduling.jobs import Trace
-    from foretrain.scheduling.metrics import Metrics
+    from foretrain.scheduling.machines import Machine
     from foretrain.scheduling.queue_now import QueueNow
-    from foretrain.scheduling.study import Outcome, Scenario
-    from foretrain.scheduling.summary import Key
-
-_WIDE = (
-    ("average JCT", "median", "p95", "p99", "queueing"),
-    ("makespan", "utilisation", "fairness", "preemptions", "lost GPU h", "cost", "energy"),
-    ("killed", "late"),
-)
-_NARROW = (
-    ("average JCT", "median", "p95"),
-    ("p99", "queueing", "makespan"),
-    ("utilisation", "fairness", "preemptions", "lost GPU h", "cost"),
-    ("energy", "killed", "late"),
-)
-"""The figures of each table: as many as fit beside the policy, or beside the policy and the quality of its
-estimates."""
-
-_TOLD = ("failures of a job, per GPU", "failures of a node", "outages", "spot nodes")
-"""Settings below the tables: what makes them another answer; a page has them all."""
+    from foretrain.scheduling.study import Scenario
 
 
 @registry.command(cls=ScaleOut)
@@ -116,9 +96,13 @@ def schedule(
         str | None, typer.Option(help="What a failure costs at most (30 min).")
     ] = None,
     job_mtbf: Annotated[
-        str | None, typer.Option(help="Mean GPU time between failures of jobs, such as 1000h.")
+        str | None,
+        typer.Option(help="Mean GPU time between failures of jobs, such as 1000h, or 1000h,k80=200h."),
     ] = None,
-    node_mtbf: Annotated[str | None, typer.Option(help="Mean time between failures of a node.")] = None,
+    node_mtbf: Annotated[
+        str | None,
+        typer.Option(help="Mean time between failures of a node: 30d, or 30d,k80=5d (the cluster file's)."),
+    ] = None,
     repair: Annotated[str | None, typer.Option(help="Mean time to repair a node (1 h).")] = None,
     outages: Annotated[
         Path | None, typer.Option(help="Known failures of nodes: CSV with time_s, node, repair_s.")
@@ -199,6 +183,7 @@ def schedule(
     hush_ray()
     one_thread()
     from foretrain.cli.schedule_answers import answer_buy, answer_search, answer_when
+    from foretrain.cli.schedule_report import report, write
     from foretrain.cli.schedule_world import with_devices_of
     from foretrain.cli.schedule_worth import COMPARED_WORKLOADS, beliefs_of, worth_tables
     from foretrain.files import check_target
@@ -206,6 +191,7 @@ def schedule(
     from foretrain.scheduling.admission import check_failures, runnable
     from foretrain.scheduling.programmes import has_ecos
     from foretrain.scheduling.queue_now import queue_now
+    from foretrain.scheduling.round_policies import BY_OWN_SOLVER
     from foretrain.scheduling.speeds import MOST_RISK
     from foretrain.scheduling.study import run_all
     from foretrain.scheduling.when import DRAWS, with_job
@@ -246,19 +232,19 @@ def schedule(
             "checkpoint_s": _seconds("checkpoint", checkpoint), "restart_s": _seconds("restart", restart),
             "sharing": sharing, "migrate": migrate, "mixed_gangs": mixed_gangs,
             "checkpoint_every_s": every_s,
-            "failures": _failures(job_mtbf, node_mtbf, repair or "1h", outages),
         },
+        failures=(job_mtbf, node_mtbf, repair or "1h", outages),
     )  # fmt: skip
     kinds = {(machine.device, machine.partition) for machine in scenarios[0].machines}
-    refuse_what_changes_nothing({**given, "cluster of several kinds of devices": len(kinds) > 1})
+    given["cluster of several kinds of devices"] = len(kinds) > 1
+    given["cluster with node_mtbf"] = any(machine.mtbf_s is not None for machine in scenarios[0].machines)
+    refuse_what_changes_nothing(given)
     jobs, asked = (jobs, None) if when is None else with_job(jobs, when)
     for group in sorted(scenarios[0].settings.rules.groups - {job.group for job in jobs.jobs}):
         say(f"{jobs.name}: no job is of group {group!r}, which the rules name")
     jobs = runnable(with_devices_of(jobs, scenarios[0].machines), *scenarios, needed=asked)
     check_failures(jobs, scenarios[0])
-    if not has_ecos() and any(
-        scenario.in_rounds and scenario.policy not in ("fifo", "gavel_fifo") for scenario in scenarios
-    ):
+    if not has_ecos() and any(scenario.policy in BY_OWN_SOLVER for scenario in scenarios):
         say(
             "shares of time by our own solver, which may serve "
             "jobs that are alike in another order than Gavel; install foretrain[gavel] for its solver"
@@ -292,10 +278,10 @@ def schedule(
 
         typer.echo(dump(document(jobs, outcomes)))
     else:
-        show(*_report(jobs, outcomes, cluster, by_group=by_group))
+        show(*report(jobs, outcomes, cluster, by_group=by_group))
         if compare_predictors:
             show(*worth_tables(outcomes))
-    _write(outcomes, jobs, html, log, perfetto)
+    write(outcomes, jobs, html, log, perfetto)
 
 
 # What to simulate
@@ -323,6 +309,7 @@ def _scenarios(
     jobs: Trace, policies: Sequence[str], *, cluster: str, rack: int, placement: str, rounds: str | None,
     beliefs: Sequence[dict[str, Any]], seeds: int,
     source: dict[str, Any], settings: dict[str, Any], world: dict[str, Any],
+    failures: tuple[str | None, str | None, str, Path | None],
 ) -> list[Scenario]:  # fmt: skip
     from foretrain.cli.schedule_world import pairs_of, spot_of, uses_of, written_by_kind
     from foretrain.scheduling.clusters import read_machines, sections_of
@@ -340,6 +327,7 @@ def _scenarios(
     table = source.get("throughputs")
     devices = ThroughputTable.load(table).devices if table else ()
     machines = read_machines(cluster, rack=rack, devices=devices)
+    machines, model = _failing(machines, *failures)
     speeds = SpeedSource(**source, sections=sections_of(cluster))
     if world["pairs"] in WAYS or world["uses"] is not None or any("@" in each.device for each in machines):
         speeds = dataclasses.replace(speeds, uses=uses_of(world["uses"], speeds, machines))
@@ -352,6 +340,7 @@ def _scenarios(
         "speeds": speeds,
         "settings": Settings(
             **settings,
+            failures=model,
             pairs=pairs_of(world["pairs"], speeds.uses),
             rules=Rules() if world["rules"] is None else read_rules(world["rules"]),
         ),
@@ -394,133 +383,19 @@ def _seconds(name: str, text: str) -> float:
     return 0.0 if text == "0" else parse_seconds(text, f"--{name}")
 
 
-def _failures(job_mtbf: str | None, node_mtbf: str | None, repair: str, outages: Path | None) -> FailureModel:
+def _failing(
+    machines: list[Machine], job_mtbf: str | None, node_mtbf: str | None, repair: str, outages: Path | None
+) -> tuple[list[Machine], FailureModel]:
+    """The nodes with how often they fail, and what else fails."""
+    from foretrain.cli.schedule_world import failing_as, mtbf_of
     from foretrain.scheduling.failures import FailureModel, read_outages
 
-    return FailureModel(
-        job_mtbf_gpu_s=math.inf if job_mtbf is None else _seconds("job-mtbf", job_mtbf),
-        node_mtbf_s=math.inf if node_mtbf is None else _seconds("node-mtbf", node_mtbf),
+    of_jobs, jobs_on = mtbf_of("--job-mtbf", job_mtbf, machines)
+    of_nodes, nodes_of = mtbf_of("--node-mtbf", node_mtbf, machines)
+    return failing_as(machines, of_nodes, nodes_of), FailureModel(
+        job_mtbf_gpu_s=math.inf if of_jobs is None else of_jobs,
+        job_mtbf_of=jobs_on,
+        node_mtbf_s=math.inf if of_nodes is None else of_nodes,
         repair_s=_seconds("repair", repair),
         outages=() if outages is None else tuple(read_outages(outages)),
     )
-
-
-# Results
-
-
-def _report(
-    jobs: Trace, outcomes: Sequence[Outcome], cluster: str, *, by_group: bool
-) -> list[RenderableType]:
-    from foretrain.report.tables import table
-    from foretrain.scheduling.clusters import hardware_of
-    from foretrain.scheduling.page import figures
-    from foretrain.scheduling.page_parts import settings_of
-    from foretrain.scheduling.study import EXACT
-    from foretrain.scheduling.summary import mean_outcomes
-    from foretrain.units import counted
-
-    means = mean_outcomes(outcomes)
-    several = len({quality for _, quality in means}) > 1
-    parts: list[RenderableType] = []
-    for chosen in _NARROW if several else _WIDE:
-        rows, heads = [], []
-        known = {name for found in means.values() for name in figures(found)}
-        shown = [name for name in chosen if name in known]
-        if not shown:
-            continue
-        for (policy, quality), found in means.items():
-            cells = {name: figures(found).get(name, "0") for name in shown}
-            extra = {"estimates": quality.text} if several else {}
-            if several and "average JCT" in chosen:
-                extra["vs exact"] = _against(means, policy, found)
-            heads = ["policy", *extra, *cells]
-            rows.append([policy, *extra.values(), *cells.values()])
-        parts.append(table(heads, rows, right=heads[1:]))
-    parts += _prices(outcomes, means)
-    if by_group:
-        parts.append(_groups(outcomes))
-    first = outcomes[0].scenario
-    seeds = len({outcome.scenario.seed for outcome in outcomes})
-    mean = f", means of {seeds} workloads, the first as given, the others redrawn" if seeds > 1 else ""
-    parts.append(
-        f"{jobs.name} ({jobs.format}): {counted(len(jobs.jobs), 'job')} "
-        f"on {hardware_of(cluster, first.machines)}{mean}"
-    )
-    told = {name: value for name, value in settings_of(first).items() if name in _TOLD}
-    if not several and first.quality != EXACT:
-        told = {"estimates": first.quality.text, **told}
-    parts += [f"{name}: {value}" for name, value in told.items()]
-    if any("@" in machine.device for machine in first.machines):
-        parts.append("energy: not told of slices, of which the catalogue has no power")
-    return parts
-
-
-def _against(means: dict[Key, Metrics], policy: str, found: Metrics) -> str:
-    from foretrain.scheduling.summary import cost_of_errors
-
-    cost = cost_of_errors(means, policy, found)
-    return "" if cost is None else f"{cost:+.1%}"
-
-
-def _prices(outcomes: Sequence[Outcome], means: dict[Key, Metrics]) -> list[str]:
-    """The cost of errors in words, for policies that look at estimates."""
-    from foretrain.scheduling.summary import cost_of_errors
-
-    lines = {}
-    for scenario in (outcome.scenario for outcome in outcomes):
-        found = means[scenario.policy, scenario.quality]
-        cost = cost_of_errors(means, scenario.policy, found)
-        if cost is not None and abs(cost) > 1e-12:
-            whose = f" ({scenario.residuals_of})" if scenario.residuals_of else ""
-            what = f"{scenario.quality.off} MAPE" if scenario.beliefs == "drawn" else scenario.beliefs
-            verb, size = ("costs you", cost) if cost >= 0 else ("gains you", -cost)
-            lines[scenario.policy, scenario.quality] = (
-                f"{scenario.policy}: {what}{whose} {verb} {size:.1%} of average JCT"
-            )
-    return list(lines.values())
-
-
-def _groups(outcomes: Sequence[Outcome]) -> RenderableType:
-    from foretrain.report.tables import table
-    from foretrain.scheduling.page import figures
-
-    rows = []
-    for outcome in outcomes:
-        if outcome.scenario.seed == 0:
-            for group, found in outcome.groups.items():
-                cells = figures(found)
-                rows.append(
-                    [
-                        outcome.scenario.policy,
-                        group,
-                        f"{found.jobs:,}",
-                        cells["average JCT"],
-                        cells["p95"],
-                        cells["queueing"],
-                        cells["utilisation"],
-                    ]
-                )
-    heads = ["policy", "group", "jobs", "average JCT", "p95", "queueing", "utilisation"]
-    return table(heads, rows, right=heads[2:])
-
-
-def _write(
-    outcomes: Sequence[Outcome], jobs: Trace, html: Path | None, log: Path | None, perfetto: Path | None
-) -> None:
-    from foretrain.scheduling.logs import write_log, write_perfetto
-    from foretrain.scheduling.page import write_page
-
-    results = [outcome.result for outcome in outcomes if outcome.result is not None]
-    if html is not None:
-        title = f"{jobs.name}: {', '.join(result.policy for result in results)}"
-        write_page(results, title, html, outcomes)
-        say(f"page in {html}")
-    for path, write in ((log, write_log), (perfetto, write_perfetto)):
-        for result in results if path is not None else ():
-            assert path is not None
-            file = (
-                path
-                if len(results) == 1
-                else path.with_name(f"{path.stem}-{Path(result.policy).name.replace(':', '-')}{path.suffix}")
-            )
-            say(f"{write(result, file):,} rows in {file}")

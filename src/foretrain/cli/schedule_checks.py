@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from foretrain.errors import InputError
 
-_FAILURES = ("job_mtbf", "node_mtbf", "outages", "spot")
+_FAILURES = ("job_mtbf", "node_mtbf", "outages", "spot", "cluster with node_mtbf")
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "draws": ("when",),
-    "repair": ("node_mtbf",),
+    "repair": ("node_mtbf", "cluster with node_mtbf"),
     "rack": ("placement topology",),
     "migrate": ("cluster of several kinds of devices", "buy"),
     "uses": ("pairs", "cluster with slices"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretrain.errors import InputError, invalid
+from foretrain.errors import InputError, invalid, unknown
 
 if TYPE_CHECKING:
     from foretrain.scheduling.jobs import Trace
@@ -104,6 +104,47 @@ def spot_of(text: str | None) -> Spot | None:
         if needed not in values:
             raise InputError(f"--spot: has no {needed.removesuffix('_s')}; {_SPOT}")
     return Spot(**values)
+
+
+def mtbf_of(
+    option: str, text: str | None, machines: Sequence[Machine]
+) -> tuple[float | None, dict[str, float]]:
+    """Of all kinds of devices, None where nothing is said of them, and of those that are named: "30d",
+    "30d,k80=5d" or "k80=5d"."""
+    from foretrain.scheduling.machines import device_named
+    from foretrain.units import parse_seconds
+
+    everywhere: float | None = None
+    named: dict[str, float] = {}
+    devices = list(dict.fromkeys(machine.device for machine in machines))
+    for part in () if text is None else text.split(","):
+        name, equals, time = (piece.strip() for piece in part.rpartition("="))
+        seconds = 0.0 if time == "0" else parse_seconds(time, option)
+        if not equals:
+            if everywhere is not None:
+                raise invalid(option, text, f"one time of all devices, and others as {devices[0]}=5d")
+            everywhere = seconds
+            continue
+        device = device_named(name, devices)
+        if device is None:
+            raise unknown(f"{option}: device", name, devices)
+        if device in named:
+            raise invalid(option, text, f"one time for {device}")
+        if not seconds > 0:
+            raise invalid(f"{option}: {name}", time, "a time above 0")
+        named[device] = seconds
+    return everywhere, named
+
+
+def failing_as(
+    machines: Sequence[Machine], everywhere: float | None, named: Mapping[str, float]
+) -> list[Machine]:
+    """The nodes with what --node-mtbf says of them, in place of what the cluster's file says."""
+    said = machines if everywhere is None else [dataclasses.replace(each, mtbf_s=None) for each in machines]
+    return [
+        dataclasses.replace(each, mtbf_s=named[each.device]) if each.device in named else each
+        for each in said
+    ]
 
 
 def with_devices_of(trace: Trace, machines: Sequence[Machine]) -> Trace:

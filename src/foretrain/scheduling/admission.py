@@ -101,16 +101,19 @@ def _why_never_allowed(job: TraceJob, rules: Rules, *, lends: bool) -> str | Non
 
 
 def check_failures(trace: Trace, scenario: Scenario) -> None:
-    """Refuse failures so frequent that jobs hardly ever reach their next checkpoint."""
+    """Refuse failures so frequent that jobs hardly ever reach their next checkpoint, wherever they run."""
     model, settings = scenario.settings.failures, scenario.settings
     in_node = max(machine.gpus for machine in scenario.machines)
+    node_mtbf_s = max(model.mtbf_of(machine) for machine in scenario.machines)
+    devices = {machine.device for machine in scenario.machines}
+    job_mtbf_s = max(model.job_mtbf_of.get(device, model.job_mtbf_gpu_s) for device in devices)
     for job in trace.jobs:
         nodes = math.ceil(job.gpus / in_node)
         stretch_s = settings.restart_s + min(settings.checkpoint_every_s, job.duration_s or math.inf)
-        rates = {"job_mtbf": job.gpus / model.job_mtbf_gpu_s, "node_mtbf": nodes / model.node_mtbf_s}
+        rates = {"job_mtbf": job.gpus / job_mtbf_s, "node_mtbf": nodes / node_mtbf_s}
         if sum(rates.values()) > 0 and sum(rates.values()) * stretch_s > math.log(_MOST_FAILURES):
             name = max(rates, key=lambda which: rates[which])
-            given_s = model.job_mtbf_gpu_s if name == "job_mtbf" else model.node_mtbf_s
+            given_s = job_mtbf_s if name == "job_mtbf" else node_mtbf_s
             raise InputError(
                 f"{name}: {format_seconds(given_s)} is too short: in the {format_seconds(stretch_s)} between "
                 f"two checkpoints job {job.name!r} on {counted(job.gpus, 'GPU')} fails "

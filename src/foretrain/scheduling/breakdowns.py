@@ -42,9 +42,8 @@ class Breakdowns:
             if outage.node >= nodes:
                 raise InputError(f"failures: node {outage.node} is not one of the cluster's {nodes}")
             self._push(outage.time_s, Strike(outage.node, outage.repair_s))
-        if not math.isinf(failures.model.node_mtbf_s):
-            for node in range(nodes):
-                self._draw(node, 0.0)
+        for node in range(nodes):
+            self._draw(node, 0.0)
         for node, machine in enumerate(machines.machines):
             if machine.spot:
                 self._push_next(failures.of_spot(node))
@@ -59,7 +58,7 @@ class Breakdowns:
             self._push(outage.time_s, Strike(outage.node, outage.repair_s, outages))
 
     def _draw(self, node: int, now_s: float) -> None:
-        until = self._failures.of_node(node)
+        until = self._failures.of_node(node, self._machines.machines[node])
         if until < math.inf:
             self._ahead[node] = True
             self._push(now_s + until, Strike(node, None))

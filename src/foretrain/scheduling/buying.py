@@ -48,6 +48,7 @@ def nodes_in_words(text: str, machines: Sequence[Machine]) -> list[Machine]:
     owned = [machine for machine in alike if not machine.spot]
     name = alike[0].device if alike else device
     partition = alike[0].partition if alike else machines[0].partition
+    mtbf_s = alike[0].mtbf_s if alike else None
     if not alike:
         name = Catalog.load().device(device, "buy").name
     size = max((machine.gpus for machine in alike), default=_USUAL_NODE)
@@ -56,7 +57,9 @@ def nodes_in_words(text: str, machines: Sequence[Machine]) -> list[Machine]:
     for gpus in nodes:
         prices = [machine.price_per_hour for machine in owned if machine.gpus == gpus]
         price = next(iter(prices), None) if owned else price_of(name, gpus)
-        found.append(Machine(device=name, gpus=gpus, price_per_hour=price, partition=partition))
+        found.append(
+            Machine(device=name, gpus=gpus, price_per_hour=price, partition=partition, mtbf_s=mtbf_s)
+        )
     return found
 
 

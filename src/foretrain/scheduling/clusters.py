@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from foretrain.files import read_tables
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.sharing.mig import cut
 from foretrain.scheduling.traces.rows import dictionaries, lines_of
-from foretrain.units import counted
+from foretrain.units import counted, parse_seconds
 
 _ALLOWED = (
     'a TOML file with [cluster], a CSV file of nodes (gpu, model), "64x8xv100" (nodes x GPUs x device) '
@@ -101,22 +102,37 @@ def price_of(device: str, gpus: int) -> float | None:
 
 
 def _from_list(path: Path) -> list[Machine]:
-    """A CSV file with a line for each node, as Alibaba's: ``gpu``, how many, and ``model``, of which kind."""
+    """A CSV file with a line for each node, as Alibaba's: ``gpu``, how many, and ``model``, of which kind;
+    ``partition`` and ``mtbf``, the mean time between its failures, where there are such columns."""
     machines = []
     for number, row in dictionaries(lines_of(path)):
         try:
             gpus, device = int((row or {})["gpu"]), (row or {})["model"].lower()
-            partition = (row or {}).get("partition", "")
+            partition, mtbf = (row or {}).get("partition", ""), (row or {}).get("mtbf", "").strip()
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"{path}: line {number}: not a node; needed are gpu (a number) and model"
             ) from error
         if gpus > 0:
-            price = price_of(device, gpus)
-            machines.append(Machine(device=device, gpus=gpus, price_per_hour=price, partition=partition))
+            machine = Machine(device=device, gpus=gpus, price_per_hour=price_of(device, gpus))
+            mtbf_s = _mtbf(mtbf, f"{path}: line {number}: mtbf")
+            machines.append(dataclasses.replace(machine, partition=partition, mtbf_s=mtbf_s))
     if not machines:
         raise InputError(f"{path}: lists no nodes with GPUs")
     return machines
+
+
+def _mtbf(text: str, where: str) -> float | None:
+    """Seconds, from a number of them or a time such as "30d"; None where nothing is said."""
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = parse_seconds(text, where)
+    if not 0 < seconds < math.inf:
+        raise invalid(where, text, "a time above zero")
+    return seconds
 
 
 def sections_of(text: str) -> dict[str, dict[str, Any]]:
@@ -152,6 +168,7 @@ def of_cluster(cluster: Cluster, *, rack: int = 16) -> list[Machine]:
             device=group.device.name,
             gpus=group.devices_per_node,
             price_per_hour=None if each is None else each * group.devices_per_node,
+            mtbf_s=cluster.node_mtbf,
         )
         for group in cluster.groups
         for _ in range(group.nodes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import math
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from foretrain.errors import InputError, invalid
 from foretrain.files import read_text
 
 if TYPE_CHECKING:
+    from foretrain.scheduling.machines import Machine
     from foretrain.scheduling.spot import Spot
 
 
@@ -38,7 +39,10 @@ class FailureModel:
     nodes."""
 
     job_mtbf_gpu_s: float = math.inf
+    job_mtbf_of: Mapping[str, float] = field(default_factory=dict)
+    """The same on kinds of devices that fail more or less often than the others."""
     node_mtbf_s: float = math.inf
+    """Of nodes that have none of their own."""
     repair_s: float = 3600.0
     outages: Sequence[Outage] = ()
     spot: Spot | None = None
@@ -49,6 +53,20 @@ class FailureModel:
             value = getattr(self, name)
             if not value > 0:
                 raise invalid(f"failures.{name}", value, "a number greater than zero")
+        for device, value in self.job_mtbf_of.items():
+            if not value > 0:
+                raise invalid(f"failures.job_mtbf_of.{device}", value, "a number greater than zero")
+
+    @property
+    def jobs_fail(self) -> bool:
+        return min([self.job_mtbf_gpu_s, *self.job_mtbf_of.values()]) < math.inf
+
+    def mtbf_of(self, machine: Machine) -> float:
+        """Mean time between failures of a node."""
+        return self.node_mtbf_s if machine.mtbf_s is None else machine.mtbf_s
+
+    def nodes_fail(self, machines: Iterable[Machine]) -> bool:
+        return any(self.mtbf_of(machine) < math.inf for machine in machines)
 
     def starts(self, seed: int) -> Failures:
         """The failures of one simulation."""
@@ -66,18 +84,18 @@ class Failures:
         self._seed = seed
         self._nodes: dict[int, random.Random] = {}
 
-    def of_job(self, number: int, start: int, gpus: int) -> float:
-        """Seconds until a start of a job fails."""
-        if math.isinf(self.model.job_mtbf_gpu_s):
+    def of_job(self, number: int, start: int, gpus: Mapping[str, int]) -> float:
+        """Seconds until a start of a job fails on so many GPUs of each kind."""
+        model = self.model
+        rate = sum(count / model.job_mtbf_of.get(kind, model.job_mtbf_gpu_s) for kind, count in gpus.items())
+        if not rate:
             return math.inf
-        draw = random.Random(f"{self._seed}/job/{number}/{start}")
-        return draw.expovariate(gpus / self.model.job_mtbf_gpu_s)
+        return random.Random(f"{self._seed}/job/{number}/{start}").expovariate(rate)
 
-    def of_node(self, node: int) -> float:
+    def of_node(self, node: int, machine: Machine) -> float:
         """Seconds from now until a node fails."""
-        if math.isinf(self.model.node_mtbf_s):
-            return math.inf
-        return self._node(node).expovariate(1.0 / self.model.node_mtbf_s)
+        mtbf_s = self.model.mtbf_of(machine)
+        return math.inf if math.isinf(mtbf_s) else self._node(node).expovariate(1.0 / mtbf_s)
 
     def repair_of(self, node: int) -> float:
         return self._node(node).expovariate(1.0 / self.model.repair_s)

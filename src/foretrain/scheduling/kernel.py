@@ -34,7 +34,7 @@ class Events:
 
     def __init__(self) -> None:
         self.heap: list[Event] = []
-        """For loops that look at the next event again and again; only ``push`` and ``pop`` change it."""
+        """For loops that look at the next event again and again, and take it out."""
         self._serial = itertools.count()
         self._most = _ROOM
 
@@ -45,14 +45,14 @@ class Events:
         return heappop(self.heap)
 
     def prune(self) -> None:
-        """Once there are twice as many as there were, throw out those that do not hold any more: what they
-        are about is of another version than that for which they were set."""
+        """Once there are four times as many as there were, throw out those that hold no more: what they are
+        about is of another version than that for which they were set."""
         if len(self.heap) > self._most:
             self.heap[:] = [
                 event for event in self.heap if getattr(event[3], "version", event[4]) == event[4]
             ]
             heapify(self.heap)
-            self._most = max(_ROOM, 2 * len(self.heap))
+            self._most = max(_ROOM, 4 * len(self.heap))
 
     @property
     def next_s(self) -> float | None:

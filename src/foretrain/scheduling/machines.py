@@ -30,6 +30,8 @@ class Machine:
     price_per_hour: float | None = None
     partition: str = ""
     """The part of the cluster that it belongs to, by its name."""
+    mtbf_s: float | None = None
+    """Mean time between its failures; None for that of all nodes, which the failure model says."""
     spot: bool = False
     """Whether it may be taken back."""
 
@@ -154,6 +156,14 @@ class Machines:
     def up(self) -> int:
         """GPUs of nodes that work."""
         return sum(machine.gpus for node, machine in enumerate(self.machines) if not self._down[node])
+
+    def gpus_by_device(self, allocation: Allocation) -> dict[str, int]:
+        """How many GPUs of each kind are held."""
+        found: dict[str, int] = {}
+        for node, mask in allocation.parts:
+            device = self.machines[node].device
+            found[device] = found.get(device, 0) + mask.bit_count()
+        return found
 
     def pool_of(self, node: int) -> Pool:
         return self._pool_at[node]

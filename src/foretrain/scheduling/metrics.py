@@ -14,6 +14,8 @@ from foretrain.scheduling.result import Column, Result
 _SLACK_S = 1e-6
 Chosen = np.ndarray[tuple[int], np.dtype[np.bool_]]
 """Which of the jobs."""
+Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+"""Jobs, by their place in the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,29 +59,34 @@ class Metrics:
 
 def metrics(result: Result) -> Metrics:
     """Of all jobs."""
-    everyone = np.ones(len(result.jobs), dtype=bool)
-    return _metrics(result, everyone, _killed(result), _deadlines(result), whole=True)
+    everyone = np.arange(len(result.jobs))
+    held = result.segments.held_gpu_s(len(result.jobs))
+    return _metrics(result, everyone, held, _killed(result), _deadlines(result), whole=True)
 
 
 def metrics_by_group(result: Result) -> dict[str, Metrics]:
     """Of each virtual cluster; the utilisation is its share of the whole cluster's GPU time."""
-    groups = np.array([job.group for job in result.jobs])
-    killed, deadlines = _killed(result), _deadlines(result)
+    members: dict[str, list[int]] = {}
+    for number, job in enumerate(result.jobs):
+        members.setdefault(job.group, []).append(number)
+    held, killed, deadlines = (
+        result.segments.held_gpu_s(len(result.jobs)), _killed(result), _deadlines(result)
+    )  # fmt: skip
     return {
-        str(name): _metrics(result, groups == name, killed, deadlines, whole=False)
-        for name in sorted(set(groups.tolist()))
+        name: _metrics(result, np.array(members[name]), held, killed, deadlines, whole=False)
+        for name in sorted(members)
     }
 
 
 def _metrics(
-    result: Result, chosen: Chosen, killed: Chosen, deadlines: Column | None, *, whole: bool
+    result: Result, chosen: Numbers, held: Column, killed: Chosen, deadlines: Column | None, *, whole: bool
 ) -> Metrics:
-    completion = result.completion_s[chosen]
+    """Of the jobs of these numbers, each of which held so much GPU time."""
+    completion = result.finish_s[chosen] - result.arrival_s[chosen]
     if not completion.size:
         raise ValueError("metrics need at least one job")
     service = result.service_s[chosen]
     begin, end = float(result.arrival_s.min()), float(result.finish_s.max())
-    held = result.segments.held_gpu_s(len(result.jobs))
     slowdown = completion / service
     speed = 1.0 / slowdown
     median, p95, p99 = (float(value) for value in np.percentile(completion, [50, 95, 99]))
@@ -89,7 +96,7 @@ def _metrics(
         median_jct_s=median,
         p95_jct_s=p95,
         p99_jct_s=p99,
-        average_queueing_s=float((result.start_s - result.arrival_s)[chosen].mean()),
+        average_queueing_s=float((result.start_s[chosen] - result.arrival_s[chosen]).mean()),
         average_wait_s=float(np.maximum(completion - service, 0.0).mean()),
         makespan_s=float(result.finish_s[chosen].max() - result.arrival_s[chosen].min()),
         utilization=float(held[chosen].sum()) / (result.size * (end - begin)) if end > begin else 0.0,
@@ -134,7 +141,7 @@ def _deadlines(result: Result) -> Column | None:
     return np.array([math.inf if job.deadline_s is None else job.deadline_s for job in result.jobs])
 
 
-def _late(result: Result, chosen: Chosen, killed: Chosen, deadlines: Column | None) -> int | None:
+def _late(result: Result, chosen: Numbers, killed: Chosen, deadlines: Column | None) -> int | None:
     """Jobs that were not done at their deadline; one that ended at its limit never was."""
     if deadlines is None or not np.isfinite(deadlines[chosen]).any():
         return None

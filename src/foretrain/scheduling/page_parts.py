@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,7 +72,11 @@ def _speeds_of(scenario: Scenario) -> dict[str, object]:
 
 def _failures_of(scenario: Scenario) -> dict[str, object]:
     settings, failures, speeds = scenario.settings, scenario.settings.failures, scenario.speeds
-    node_fails, fails = failures.node_mtbf_s < math.inf, failures.job_mtbf_gpu_s < math.inf
+    node_fails, fails = failures.nodes_fail(scenario.machines), failures.jobs_fail
+    of_nodes: dict[str, set[float]] = {}
+    for machine in scenario.machines:
+        of_nodes.setdefault(machine.device, set()).add(failures.mtbf_of(machine))
+    of_jobs = {device: {failures.job_mtbf_of.get(device, failures.job_mtbf_gpu_s)} for device in of_nodes}
     any_fails = node_fails or fails or failures.outages or scenario.spot is not None
     by_kind = [f"{kind}: {format_seconds(time_s)}" for kind, time_s in speeds.checkpoint_writes_s.items()]
     return {
@@ -82,8 +86,8 @@ def _failures_of(scenario: Scenario) -> dict[str, object]:
             _seconds(settings.checkpoint_every_s) if any_fails or speeds.writes_checkpoints else ""
         ),
         "writing a checkpoint": ", ".join(by_kind) or _seconds(speeds.checkpoint_write_s),
-        "failures of a job, per GPU": _seconds(failures.job_mtbf_gpu_s),
-        "failures of a node": _seconds(failures.node_mtbf_s),
+        "failures of a job, per GPU": _times_of(of_jobs),
+        "failures of a node": _times_of(of_nodes),
         "repair of a node": _seconds(failures.repair_s) if node_fails else "",
         "outages": len(failures.outages) or "",
         "spot nodes": _spot(scenario.spot),
@@ -112,6 +116,20 @@ def _sharing_of(scenario: Scenario) -> dict[str, object]:
 def _seconds(value_s: float | None) -> str:
     """Empty where nothing takes time, or what is timed never happens."""
     return format_seconds(value_s) if value_s and value_s < math.inf else ""
+
+
+def _times_of(kinds: Mapping[str, Collection[float]]) -> str:
+    """Times by kind of device, or of all where they are the same; empty where nothing ever happens."""
+    told = {kind: _between(times_s) for kind, times_s in kinds.items()}
+    if len({*told.values()}) == 1:
+        return next(iter(told.values()))
+    return ", ".join(f"{kind} {text or 'never'}" for kind, text in told.items())
+
+
+def _between(times_s: Collection[float]) -> str:
+    """The shortest and the longest of them."""
+    ends = dict.fromkeys(_seconds(end) for end in (min(times_s), max(times_s)))
+    return " to ".join(text or "never" for text in ends) if any(ends) else ""
 
 
 def settings_table(scenario: Scenario) -> str:

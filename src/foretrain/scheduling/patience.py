@@ -18,7 +18,9 @@ class Patience:
 
     def __init__(self) -> None:
         self.acts = 0
-        """Starts at this moment."""
+        """Starts at this moment; the simulator sets it to nothing at the next one."""
+        self.stood = False
+        """Whether nothing ran at the last moment."""
         self._idle = self._down = 0
 
     def starts_too_often(self, waiting: Sized, running: Sized) -> bool:
@@ -28,15 +30,14 @@ class Patience:
 
     def stands_too_long(self, *, could_start: bool) -> bool:
         """Whether jobs wait and none runs once too often; one of them could start, or nodes are down."""
+        self.stood = True
         if could_start:
             self._idle += 1
         else:
             self._down += 1
         return self._idle > _MOST_IDLE or self._down > _MOST_DOWN
 
-    def next_moment(self) -> None:
-        self.acts = 0
-
     def goes_on(self) -> None:
         """Something runs."""
         self._idle = self._down = 0
+        self.stood = False

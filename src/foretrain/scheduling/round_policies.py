@@ -12,14 +12,14 @@ from foretrain.scheduling.deadline_policies import DEADLINE_POLICIES
 from foretrain.scheduling.gavel_policies import GAVEL_POLICIES
 from foretrain.scheduling.packed_policies import PACKED_POLICIES
 from foretrain.scheduling.programmes import fairest, least_worst_ratio, soonest
+from foretrain.scheduling.random_packing import RANDOM_PACKING_POLICIES
 from foretrain.scheduling.result import Column
 from foretrain.scheduling.round_figures import TimesAlone, counts_of, fair_worth, gpus_of, own_part, rates_of
 from foretrain.scheduling.rounds import Leased, RoundPolicy
+from foretrain.scheduling.strategy_proof import STRATEGY_PROOF_POLICIES
 
 _REFERENCE = "v100"
 """The device whose speed stands for all where a policy does not tell them apart."""
-_LEAST_RATE = 1e-9
-"""Steps per second of a job where it does not run, so that no time is infinite."""
 
 
 class RoundFifo(RoundPolicy):
@@ -139,15 +139,23 @@ class MinTotalDurationPerf(MinTotalDuration):
 
 
 def _as_on(rates: Column, column: int) -> Column:
-    """Every device as fast as one of them."""
-    return np.repeat(np.maximum(rates[:, [column]], _LEAST_RATE), rates.shape[1], axis=1)
+    """Every device as fast as one of them; for a job that does not run there, as its fastest."""
+    one = rates[:, [column]]
+    return np.repeat(np.where(one > 0, one, rates.max(axis=1, keepdims=True)), rates.shape[1], axis=1)
 
+
+BY_OWN_SOLVER = (
+    *("max_min_fairness", "max_min_fairness_perf", "finish_time_fairness", "finish_time_fairness_perf"),
+    *("min_total_duration", "min_total_duration_perf"),
+)
+"""Those that Gavel leaves to ECOS, and we to our own solver where it is not installed."""
 
 ROUND_POLICIES: dict[str, type[RoundPolicy]] = {
     policy.name: policy
     for policy in (
         *(RoundFifo, MaxMinFairness, MaxMinFairnessPerf, FinishTimeFairness, FinishTimeFairnessPerf),
         *(MinTotalDuration, MinTotalDurationPerf, *GAVEL_POLICIES, *PACKED_POLICIES, *DEADLINE_POLICIES),
+        *(*STRATEGY_PROOF_POLICIES, *RANDOM_PACKING_POLICIES),
     )
 }
 

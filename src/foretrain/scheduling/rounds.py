@@ -99,6 +99,8 @@ class RoundPolicy(ABC):
     """Whether jobs only ever run where the policy puts them."""
     packs: ClassVar[bool] = False
     """Whether it lets two jobs share devices."""
+    tries: ClassVar[bool] = False
+    """Whether it finds out by itself which pairs gain by it; else it is given none that do not."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -117,10 +119,13 @@ class RoundPolicy(ABC):
 
 
 class Pairing:
-    """Finds jobs of one GPU that may share it: their memory fits, and both together do more than one."""
+    """Finds jobs of one GPU that may share it: their memory fits, and both together do more than one, unless
+    pairs that do not are to be tried too."""
 
-    def __init__(self, interference: Interference, machines: Sequence[Machine]) -> None:
-        self._interference, self._memory = interference, memory_of(machines)
+    def __init__(
+        self, interference: Interference, machines: Sequence[Machine], *, tries: bool = False
+    ) -> None:
+        self._interference, self._memory, self._tries = interference, memory_of(machines), tries
 
     def pair(self, one: Leased, other: Leased, devices: Iterable[str], received_s: float) -> Pair | None:
         """None where two jobs may share no kind of device."""
@@ -138,7 +143,8 @@ class Pairing:
         first = self._interference.speed(device, one.spec.kind, [other.spec.kind])
         second = self._interference.speed(device, other.spec.kind, [one.spec.kind])
         rates = (one.rates[device] * first, other.rates[device] * second)
-        return rates if first + second > 1 and min(rates) > 0 else (0.0, 0.0)
+        gain = first + second > 1 or self._tries
+        return rates if gain and min(rates) > 0 else (0.0, 0.0)
 
     def _memory_of(self, job: Leased) -> float:
         return job.spec.memory_bytes or self._interference.memory_bytes(job.spec.kind)
@@ -172,7 +178,9 @@ class Rounds:
         self._jobs = [self._lease(number, job) for number, job in enumerate(jobs)]
         self._active: list[Leased] = []
         self._pairs: list[Pair] = []
-        self._pairing = Pairing(pairs, machines) if pairs is not None and policy.packs else None
+        self._pairing = (
+            Pairing(pairs, machines, tries=policy.tries) if pairs is not None and policy.packs else None
+        )
         self._allotted: dict[tuple[int, ...], Mapping[str, float]] = {}
         self._spent_s = dict.fromkeys(self._devices, 0.0)
         self._stale = False
@@ -207,8 +215,9 @@ class Rounds:
                 now_s = self._run_round(leases, now_s)
             elif coming:
                 now_s = coming[-1].spec.arrival_s
-            elif self._stale:
+            elif self._stale:  # at that very moment: its difference to the last one may round to less
                 now_s = self._last_s + self._reset_s
+                self._allot(now_s)
             else:
                 raise InputError(
                     f"policy {self._policy.name}: leaves {len(self._active):,} jobs waiting for ever"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop
 from typing import TYPE_CHECKING
 
 from foretrain.errors import ForetrainError, InputError, first_line
@@ -52,6 +54,18 @@ _Taken = tuple[Allocation, float, float, float, float]
 GPUs, what it has done, GPU time received and spent in overhead, run time."""
 
 
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Let nobody look for cycles: nothing here makes any, and among a million jobs it takes long."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class Simulation:
     """The cluster over time. Policies act on it by ``start``, ``preempt`` and ``resize``."""
 
@@ -80,7 +94,7 @@ class Simulation:
         self._places = Places(self.machines, self._rates, placement or Packed(), self.settings, self._mates)
         self._events = Events()
         self._failures = self.settings.failures.starts(self.settings.seed)
-        self._jobs_fail = not math.isinf(self.settings.failures.job_mtbf_gpu_s)
+        self._jobs_fail = self.settings.failures.jobs_fail
         outages = self.settings.failures.outages
         self._breakdowns = Breakdowns(outages, self._failures, self.machines, self._events)
         self._tell = tell
@@ -93,7 +107,8 @@ class Simulation:
         self.waiting: dict[int, Active] = {}
         self._truth, believed = truth, estimates or Exact()
         believed.begin(jobs, self._rates.time_s)
-        self.jobs = [self._activate(number, job, believed) for number, job in enumerate(jobs)]
+        with _nothing_collected():
+            self.jobs = [self._activate(number, job, believed) for number, job in enumerate(jobs)]
         self._count = len(self.jobs)
         self._order = sorted(self.jobs, key=lambda job: (job.arrival_s, job.number))
 
@@ -263,20 +278,15 @@ class Simulation:
 
     def run(self) -> Result:
         """Until every job is done."""
-        collecting = gc.isenabled()
-        gc.disable()  # nothing here makes cycles, and looking for them among a million jobs takes long
-        try:
+        with _nothing_collected():
             return self._run_all()
-        finally:
-            if collecting:
-                gc.enable()
 
     def _run_all(self) -> Result:
         self._call(self.policy.begin, self)
         if self.policy.interval_s is not None and self._order:
             self._events.push(self._order[0].arrival_s, Kind.ROUND, None)
         events, order, decide = self._events, self._order, self.policy.decide
-        heap = events.heap
+        heap, patience = events.heap, self._patience
         arrived, finished, count = 0, 0, len(order)
         while finished < count:
             next_s = heap[0][0] if heap else None
@@ -288,7 +298,7 @@ class Simulation:
                 self.now = next_s
             now, changed = self.now, False
             while heap and heap[0][0] <= now:
-                _, kind, _, about, version = events.pop()
+                _, kind, _, about, version = heappop(heap)
                 if kind <= _LIMIT:
                     if version == about.version:
                         self._finish(about, "finished" if kind == _FINISH else "killed")
@@ -304,17 +314,22 @@ class Simulation:
                 arrived += 1
                 changed = True
             if changed:
-                self._patience.next_moment()
-                self._call(decide, self)
+                patience.acts = 0
+                try:
+                    decide(self)
+                except ForetrainError:
+                    raise
+                except (Exception, SystemExit) as error:
+                    raise self._raised(decide, error) from error
                 if self._taken:
                     self._taken.clear()
                 if self.settings.migrate and not self.waiting:
                     migrate_all(self)
                 if arrived == count and self.waiting and not self.running:
-                    if self._patience.stands_too_long(could_start=self._can_start()):
+                    if patience.stands_too_long(could_start=self._can_start()):
                         raise self._stuck()
-                else:
-                    self._patience.goes_on()
+                elif patience.stood:
+                    patience.goes_on()
         self._tell(finished)
         return self._result()
 
@@ -366,7 +381,12 @@ class Simulation:
 
     def _wait(self, job: Active) -> None:
         self.waiting[job.number] = job
-        self._call(self.policy.waits, self, job)
+        try:
+            self.policy.waits(self, job)
+        except ForetrainError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._raised(self.policy.waits, error) from error
 
     def _place(self, job: Active, count: int, pool: Pool | None) -> Allocation:
         allocation = self._places.find(job, count, pool)
@@ -442,7 +462,8 @@ class Simulation:
             left_s = max(job.spec.limit_s - job.ran_s, 0.0)
             self._events.push(job.since_s + left_s, _LIMIT, job, job.version)
         if self._jobs_fail:
-            until = self._failures.of_job(job.number, job.starts, job.allocation.gpus)
+            gpus = self.machines.gpus_by_device(job.allocation)
+            until = self._failures.of_job(job.number, job.starts, gpus)
             if until < math.inf:
                 self._events.push(job.since_s + until, Kind.JOB_FAILURE, job, job.version)
 
@@ -469,7 +490,12 @@ class Simulation:
         if reason == "finished":
             job.done = job.work
         self._finish_s[job.number] = self.now
-        self._call(self.policy.finished, self, job)
+        try:
+            self.policy.finished(self, job)
+        except ForetrainError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._raised(self.policy.finished, error) from error
 
     def _fail(self, job: Active, reason: str) -> None:
         """Back to the last checkpoint, and to the queue."""
@@ -533,8 +559,11 @@ class Simulation:
         except ForetrainError:
             raise
         except (Exception, SystemExit) as error:
-            reason = f"{hook.__name__} raised {type(error).__name__}: {first_line(error)}"
-            raise self._misbehaved(reason) from error
+            raise self._raised(hook, error) from error
+
+    def _raised(self, hook: Callable[..., None], error: BaseException) -> PolicyError:
+        """Whatever a policy raised, in a line that names it."""
+        return self._misbehaved(f"{hook.__name__} raised {type(error).__name__}: {first_line(error)}")
 
     def _result(self) -> Result:
         machines, taken_back = self.machines.machines, self._breakdowns.taken_back

@@ -98,8 +98,10 @@ class Preemptive(Greedy):
         """Whether a waiting job is better than a running one."""
 
     def waits(self, cluster: Simulation, job: Active) -> None:
-        if not self._acting:
-            super().waits(cluster, job)
+        if self._acting:
+            return  # planned as one that waits already
+        key = self.key(cluster, job)
+        heappush(self._heaps.setdefault(request(job), []), (key[0], key, job.number, job))
 
     def decide(self, cluster: Simulation) -> None:
         heads = self._candidates(cluster)
@@ -194,6 +196,8 @@ class Preemptive(Greedy):
         self, cluster: Simulation, job: Active, key: Key, left: list[int]
     ) -> tuple[Pool, list[Active]] | None:
         """The worst running jobs whose GPUs, with those left of their pool, suffice; never better jobs."""
+        if len(cluster.machines.pools) == 1:
+            return self._victims_of_one_pool(cluster, job, key, left)
         room = {pool.number: left[pool.number] for pool in job.pools}
         taken: dict[int, list[Ranked]] = {number: [] for number in room}
         passed: list[Ranked] = []
@@ -224,6 +228,29 @@ class Preemptive(Greedy):
             return None
         return cluster.machines.pools[enough], [entry[4] for entry in taken[enough]]
 
+    def _victims_of_one_pool(
+        self, cluster: Simulation, job: Active, key: Key, left: list[int]
+    ) -> tuple[Pool, list[Active]] | None:
+        """The same where all jobs run in one pool, so that nobody is passed over."""
+        room, gpus, taken = left[0], job.gpus, []
+        ranked, beats = self._worst, self.beats
+        while ranked:
+            entry = ranked[0]
+            other = entry[4]
+            held = other.allocation
+            if held is not None and other.version == entry[3]:
+                if not beats(cluster, key, entry[1]):
+                    break
+                taken.append(entry)
+                room += held.gpus
+                if room >= gpus:
+                    heappop(ranked)
+                    return cluster.machines.pools[0], [entry[4] for entry in taken]
+            heappop(ranked)
+        for entry in taken:
+            heappush(ranked, entry)
+        return None
+
     def _act(
         self, cluster: Simulation, victims: Iterable[Active], starts: Sequence[tuple[Active, Pool]]
     ) -> None:
@@ -244,7 +271,7 @@ class Preemptive(Greedy):
         if len(ranked) > self._most_ranked:
             ranked[:] = [entry for entry in ranked if _current(entry)]
             heapify(ranked)
-            self._most_ranked = max(_LEAST_RANKED, 2 * len(ranked))
+            self._most_ranked = max(_LEAST_RANKED, 4 * len(ranked))
         key = self.running_key(cluster, job)
         heappush(ranked, (key[0], key, -job.number, job.version, job))
 
