@@ -31,11 +31,12 @@ from pathlib import Path
 import numpy as np
 
 import reading
-from foretrain.scheduling import Simulation, TraceJob, metrics, policies, programmes
+from foretrain.scheduling import Simulation, TraceJob, metrics, policies
 from foretrain.scheduling.clusters import read_machines
 from foretrain.scheduling.jobs import in_order
-from foretrain.scheduling.round_policies import round_policy
-from foretrain.scheduling.rounds import Rounds
+from foretrain.scheduling.rounds import programmes
+from foretrain.scheduling.rounds.policies import round_policy
+from foretrain.scheduling.rounds.simulation import Rounds
 from foretrain.scheduling.speeds import ThroughputTable
 from foretrain.scheduling.traces import read_trace
 from tiresias_rule import completion_times

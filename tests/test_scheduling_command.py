@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from foretrain.cli import app
 from foretrain.scheduling import spreading
+from foretrain.scheduling.answers.search import space
 from foretrain.scheduling.policies.tiresias import THRESHOLDS_GPU_S
-from foretrain.scheduling.search import space
 
 MADE = [
     "schedule",

@@ -16,7 +16,7 @@ from foretrain.scheduling.clusters import read_machines
 from foretrain.scheduling.estimates import LogNormal
 from foretrain.scheduling.failures import FailureModel, Outage, read_outages
 from foretrain.scheduling.policies.conservative import ConservativeBackfill
-from foretrain.scheduling.round_policies import ROUND_POLICIES
+from foretrain.scheduling.rounds.policies import ROUND_POLICIES
 from foretrain.scheduling.rules import Queue, Reservation, Rules
 from foretrain.scheduling.sharing import Manners, MannersOfKinds
 from foretrain.scheduling.spot import Spot
@@ -248,8 +248,8 @@ def test_first_in_first_out_is_in_rounds_only_where_that_is_said() -> None:
 
 
 def test_time_in_a_round_is_counted_as_the_difference_of_moments() -> None:
-    from foretrain.scheduling.round_policies import round_policy
-    from foretrain.scheduling.rounds import Rounds
+    from foretrain.scheduling.rounds.policies import round_policy
+    from foretrain.scheduling.rounds.simulation import Rounds
     from foretrain.scheduling.speeds import ThroughputTable
 
     table = ThroughputTable({("v100", "net", 1): 0.7})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretrain.errors import InputError
-from foretrain.scheduling.queue_now import queue_now
+from foretrain.scheduling.answers.queue_now import queue_now
 from foretrain.scheduling.traces import read_trace, write_trace
 
 SACCT = """\

@@ -30,8 +30,8 @@ from foretrain.scheduling.estimates import (
 from foretrain.scheduling.failures import FailureModel, Outage
 from foretrain.scheduling.fitting import FittingSpeeds
 from foretrain.scheduling.placement import PLACEMENTS, placement
-from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
-from foretrain.scheduling.rounds import Rounds
+from foretrain.scheduling.rounds.policies import ROUND_POLICIES, round_policy
+from foretrain.scheduling.rounds.simulation import Rounds
 from foretrain.scheduling.rules import Queue, Reservation, Rules
 from foretrain.scheduling.sharing.interference import Manners, MannersOfKinds
 from foretrain.scheduling.sharing.mig import SlicedSpeeds, cut

@@ -12,7 +12,7 @@ from foretrain.errors import InputError
 from foretrain.scheduling import Machine, Result, Settings, Trace, TraceJob, policies
 from foretrain.scheduling.capabilities import CANNOT
 from foretrain.scheduling.failures import FailureModel, Outage
-from foretrain.scheduling.round_policies import ROUND_POLICIES
+from foretrain.scheduling.rounds.policies import ROUND_POLICIES
 from foretrain.scheduling.rules import Queue, Reservation, Rules
 from foretrain.scheduling.sharing.interference import Manners, MannersOfKinds
 from foretrain.scheduling.spot import Spot

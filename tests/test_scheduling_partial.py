@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.scheduling import Machine, Result, TraceJob
-from foretrain.scheduling.proportional import proportional
-from foretrain.scheduling.round_policies import round_policy
-from foretrain.scheduling.rounds import Rounds
+from foretrain.scheduling.rounds.policies import round_policy
+from foretrain.scheduling.rounds.proportional import proportional
+from foretrain.scheduling.rounds.simulation import Rounds
+from foretrain.scheduling.rounds.strategy_proof import partial_allocation
 from foretrain.scheduling.sharing.interference import Interference, Manners, MannersOfKinds
 from foretrain.scheduling.speeds import ThroughputTable
-from foretrain.scheduling.strategy_proof import partial_allocation
 
 speeds = st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0])
 jobs_rows = st.lists(

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from foretrain.errors import InputError
-from foretrain.scheduling import Machine, Settings, TraceJob, metrics, programmes
+from foretrain.scheduling import Machine, Settings, TraceJob, metrics
 from foretrain.scheduling.clusters import read_machines
-from foretrain.scheduling.gavel_policies import GAVEL_POLICIES, per_dollar
-from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
-from foretrain.scheduling.rounds import Leased, Rounds
+from foretrain.scheduling.rounds import programmes
+from foretrain.scheduling.rounds.policies import ROUND_POLICIES, round_policy
+from foretrain.scheduling.rounds.simulation import Leased, Rounds
+from foretrain.scheduling.rounds.throughput import GAVEL_POLICIES, per_dollar
 from foretrain.scheduling.sharing.interference import Alone, Interference, Manners, MannersOfKinds
 from foretrain.scheduling.speeds import ThroughputTable, TraceSpeeds
 from foretrain.scheduling.study import Scenario

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from foretrain.errors import InputError
 from foretrain.scheduling import policies
 from foretrain.scheduling.admission import runnable
-from foretrain.scheduling.buying import bought
+from foretrain.scheduling.answers.buying import bought
 from foretrain.scheduling.capabilities import CANNOT
 from foretrain.scheduling.checkpointing import CheckpointedSpeeds
 from foretrain.scheduling.clusters import read_machines

@@ -18,10 +18,10 @@ from foretrain.cli.schedule_checks import refuse_what_changes_nothing
 from foretrain.errors import InputError, invalid, unknown
 
 if TYPE_CHECKING:
+    from foretrain.scheduling.answers.queue_now import QueueNow
     from foretrain.scheduling.failures import FailureModel
     from foretrain.scheduling.jobs import Trace
     from foretrain.scheduling.machines import Machine
-    from foretrain.scheduling.queue_now import QueueNow
     from foretrain.scheduling.study import Scenario
 
 
@@ -189,12 +189,12 @@ def schedule(
     from foretrain.files import check_target
     from foretrain.report.screen import progress
     from foretrain.scheduling.admission import check_failures, runnable
-    from foretrain.scheduling.programmes import has_ecos
-    from foretrain.scheduling.queue_now import queue_now
-    from foretrain.scheduling.round_policies import BY_OWN_SOLVER
+    from foretrain.scheduling.answers.queue_now import queue_now
+    from foretrain.scheduling.answers.when import DRAWS, with_job
+    from foretrain.scheduling.rounds.policies import BY_OWN_SOLVER
+    from foretrain.scheduling.rounds.programmes import has_ecos
     from foretrain.scheduling.speeds import MOST_RISK
     from foretrain.scheduling.study import run_all
-    from foretrain.scheduling.when import DRAWS, with_job
 
     if processes is not None and processes < 1:
         raise invalid("processes", processes, "a whole number of at least 1")
@@ -364,7 +364,7 @@ def _check(scenario: Scenario) -> None:
     """Names that are wrong are told before anything runs."""
     from foretrain.scheduling import policies
     from foretrain.scheduling.placement import placement
-    from foretrain.scheduling.round_policies import ROUND_POLICIES
+    from foretrain.scheduling.rounds.policies import ROUND_POLICIES
 
     if not (
         scenario.policy in ROUND_POLICIES or scenario.policy in policies.names() or ".py:" in scenario.policy

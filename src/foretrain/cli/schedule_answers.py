@@ -13,10 +13,10 @@ from foretrain.errors import InputError
 from foretrain.units import counted
 
 if TYPE_CHECKING:
-    from foretrain.scheduling.buying import Change
+    from foretrain.scheduling.answers.buying import Change
+    from foretrain.scheduling.answers.when import Eta, Times
     from foretrain.scheduling.jobs import Trace
     from foretrain.scheduling.study import Scenario
-    from foretrain.scheduling.when import Eta, Times
 
 
 def answer_when(
@@ -28,7 +28,7 @@ def answer_when(
     from foretrain.report import dump
     from foretrain.report.screen import progress
     from foretrain.report.tables import table
-    from foretrain.scheduling.when import USUAL_ERROR, etas
+    from foretrain.scheduling.answers.when import USUAL_ERROR, etas
 
     in_rounds = next((each.policy for each in scenarios if each.in_rounds), None)
     if in_rounds is not None:
@@ -79,7 +79,7 @@ def answer_buy(
     from foretrain.report import dump
     from foretrain.report.screen import progress
     from foretrain.report.tables import table
-    from foretrain.scheduling.buying import Change, bought
+    from foretrain.scheduling.answers.buying import Change, bought
     from foretrain.scheduling.study import EXACT, run_all
     from foretrain.scheduling.summary import mean_outcomes
 
@@ -138,7 +138,7 @@ def answer_search(
     from foretrain.report import dump
     from foretrain.report.screen import progress
     from foretrain.report.tables import table
-    from foretrain.scheduling.search import search
+    from foretrain.scheduling.answers.search import search
     from foretrain.units import format_seconds
 
     kinds = list(dict.fromkeys(each.quality for each in scenarios))

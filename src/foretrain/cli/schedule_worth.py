@@ -77,7 +77,7 @@ def beliefs_of(
 def worth_tables(outcomes: Sequence[Outcome]) -> list[RenderableType]:
     """What estimates cost beside exact ones, in every figure."""
     from foretrain.report.tables import table
-    from foretrain.scheduling.worth import worth
+    from foretrain.scheduling.answers.worth import worth
 
     found = worth(outcomes)
     if not found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from foretrain.errors import InputError
-from foretrain.scheduling.round_policies import ROUND_POLICIES
+from foretrain.scheduling.rounds.policies import ROUND_POLICIES
 
 ROUND_NAMES = tuple(ROUND_POLICIES)
 _ALONE = tuple(name for name, policy in ROUND_POLICIES.items() if not policy.packs)

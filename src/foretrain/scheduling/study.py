@@ -34,8 +34,8 @@ from foretrain.scheduling.metrics import Metrics, metrics, metrics_by_group
 from foretrain.scheduling.placement import placement
 from foretrain.scheduling.policies.outlook import kept_in_pools
 from foretrain.scheduling.result import Result
-from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
-from foretrain.scheduling.rounds import ROUND_S, Rounds
+from foretrain.scheduling.rounds.policies import ROUND_POLICIES, round_policy
+from foretrain.scheduling.rounds.simulation import ROUND_S, Rounds
 from foretrain.scheduling.sharing.mig import SlicedSpeeds
 from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation

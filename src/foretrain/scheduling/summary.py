@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from foretrain.scheduling.answers.worth import share_more, worth
 from foretrain.scheduling.jobs import Trace
 from foretrain.scheduling.metrics import Metrics
 from foretrain.scheduling.study import EXACT, Outcome, Quality, mean_metrics
-from foretrain.scheduling.worth import share_more, worth
 
 Key = tuple[str, Quality]
 """A policy and how good its estimates are."""

@@ -143,7 +143,7 @@ class ScheduleRequest:
 
     def __post_init__(self) -> None:
         from foretrain.scheduling import policies
-        from foretrain.scheduling.round_policies import ROUND_POLICIES
+        from foretrain.scheduling.rounds.policies import ROUND_POLICIES
 
         if (self.generate is None) == (self.trace is None):
             raise InputError("trace: give the text of a trace, or generate (and only one of them)")

@@ -13,8 +13,8 @@ import numpy as np
 from foretrain.cluster import Cluster
 from foretrain.errors import ForetrainError, InputError
 from foretrain.scheduling.result import Column
-from foretrain.scheduling.round_figures import counts_of, gpus_of, rates_of
-from foretrain.scheduling.rounds import Leased, RoundPolicy
+from foretrain.scheduling.rounds.figures import counts_of, gpus_of, rates_of
+from foretrain.scheduling.rounds.simulation import Leased, RoundPolicy
 
 _FAR = 1e18
 """Cost of a place that a job cannot have."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from foretrain.scheduling.proportional import proportional
 from foretrain.scheduling.result import Column
-from foretrain.scheduling.round_figures import counts_of, gpus_of, rates_of
-from foretrain.scheduling.rounds import Leased, RoundPolicy
+from foretrain.scheduling.rounds.figures import counts_of, gpus_of, rates_of
+from foretrain.scheduling.rounds.proportional import proportional
+from foretrain.scheduling.rounds.simulation import Leased, RoundPolicy
 
 _AT_ONCE = 1_000_000
 """Shares in as many programmes as are solved together."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from foretrain.scheduling.linear import Division
 from foretrain.scheduling.result import Column
-from foretrain.scheduling.round_figures import TimesAlone, counts_of, fair_worth, gpus_of, own_part, rates_of
-from foretrain.scheduling.rounds import Leased, Pair, RoundPolicy
+from foretrain.scheduling.rounds.figures import TimesAlone, counts_of, fair_worth, gpus_of, own_part, rates_of
+from foretrain.scheduling.rounds.linear import Division
+from foretrain.scheduling.rounds.simulation import Leased, Pair, RoundPolicy
 
 _SEARCH = 1e-3
 """How close to the least worst ratio of finish times the search goes."""

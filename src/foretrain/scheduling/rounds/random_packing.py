@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foretrain.scheduling.result import Column
-from foretrain.scheduling.round_figures import counts_of, own_part
-from foretrain.scheduling.rounds import Leased, Pair, RoundPolicy
+from foretrain.scheduling.rounds.figures import counts_of, own_part
+from foretrain.scheduling.rounds.simulation import Leased, Pair, RoundPolicy
 
 
 class GandivaInRounds(RoundPolicy):

@@ -153,7 +153,7 @@ class _Programme:
         """The variables; None where there is no solution."""
         from scipy.sparse import csc_matrix
 
-        from foretrain.scheduling import conic
+        from foretrain.scheduling.rounds import conic
 
         rows, columns, values = (
             np.concatenate([entry[part] for entry in self._entries]) for part in range(3)

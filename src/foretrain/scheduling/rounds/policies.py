@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foretrain.errors import unknown
-from foretrain.scheduling.deadline_policies import DEADLINE_POLICIES
-from foretrain.scheduling.gavel_policies import GAVEL_POLICIES
-from foretrain.scheduling.packed_policies import PACKED_POLICIES
-from foretrain.scheduling.programmes import fairest, least_worst_ratio, soonest
-from foretrain.scheduling.random_packing import RANDOM_PACKING_POLICIES
 from foretrain.scheduling.result import Column
-from foretrain.scheduling.round_figures import TimesAlone, counts_of, fair_worth, gpus_of, own_part, rates_of
-from foretrain.scheduling.rounds import Leased, RoundPolicy
-from foretrain.scheduling.strategy_proof import STRATEGY_PROOF_POLICIES
+from foretrain.scheduling.rounds.deadlines import DEADLINE_POLICIES
+from foretrain.scheduling.rounds.figures import TimesAlone, counts_of, fair_worth, gpus_of, own_part, rates_of
+from foretrain.scheduling.rounds.packed import PACKED_POLICIES
+from foretrain.scheduling.rounds.programmes import fairest, least_worst_ratio, soonest
+from foretrain.scheduling.rounds.random_packing import RANDOM_PACKING_POLICIES
+from foretrain.scheduling.rounds.simulation import Leased, RoundPolicy
+from foretrain.scheduling.rounds.strategy_proof import STRATEGY_PROOF_POLICIES
+from foretrain.scheduling.rounds.throughput import GAVEL_POLICIES
 
 _REFERENCE = "v100"
 """The device whose speed stands for all where a policy does not tell them apart."""

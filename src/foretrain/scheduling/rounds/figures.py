@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foretrain.scheduling.result import Column
-from foretrain.scheduling.rounds import Leased
+from foretrain.scheduling.rounds.simulation import Leased
 
 
 def rates_of(jobs: Sequence[Leased], devices: Mapping[str, int]) -> Column:

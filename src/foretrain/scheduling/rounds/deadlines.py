@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from foretrain.scheduling.gavel_policies import per_dollar
-from foretrain.scheduling.linear import Division
-from foretrain.scheduling.packed_policies import Packing
 from foretrain.scheduling.result import Column
-from foretrain.scheduling.round_figures import rates_of
-from foretrain.scheduling.rounds import Leased
+from foretrain.scheduling.rounds.figures import rates_of
+from foretrain.scheduling.rounds.linear import Division
+from foretrain.scheduling.rounds.packed import Packing
+from foretrain.scheduling.rounds.simulation import Leased
+from foretrain.scheduling.rounds.throughput import per_dollar
 
 
 class CostWithDeadlinesPacked(Packing):
