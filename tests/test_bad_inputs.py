@@ -433,7 +433,7 @@ predict job.json --catalog cat_unknown.toml -> cat_unknown.toml: gpus: 'gpus' is
 predict job.json --catalog cat_missing.toml -> cat_missing.toml: devices.mine.memory_bytes: missing; it is required
 predict job.json --catalog cat_text.toml -> cat_text.toml: devices.mine.fp32: 'fast' is not a number
 predict job.json --catalog cat_negative.toml -> cat_negative.toml: devices.mine.fp32: -1.0 is not a number above 0
-predict job.json --catalog cat_key.toml -> cat_key.toml: devices.mine.tensor_cores: 'tensor_cores' is not a known key; allowed are 36
+predict job.json --catalog cat_key.toml -> cat_key.toml: devices.mine.tensor_cores: 'tensor_cores' is not a known key; allowed are 37
 predict job.json --catalog cat_node.toml -> cat_node.toml: nodes.n.device: 'nope' is not one of foretrain catalog devices
 predict job.json --catalog cat_empty_node.toml -> cat_empty_node.toml: nodes.n.devices: 0 is not a number above 0
 predict job.json --catalog cat_price.toml -> cat_price.toml: prices.h100-sxm-80gb.per_hour: 'cheap' is not a price per hour such as
