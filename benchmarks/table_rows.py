@@ -144,7 +144,7 @@ def _lambda_model(
         config = {
             "model_type": "bert", "hidden_size": width, "intermediate_size": 4 * width,
             "num_hidden_layers": layers, "num_attention_heads": width // 64,
-            "max_position_embeddings": 512, "vocab_size": 30528,
+            "max_position_embeddings": 512, "vocab_size": 30528, "attn_implementation": "eager",
         }  # fmt: skip
         model = {"source": "transformers", "task": "question-answering", "config": config}
         in_fp32 = precision.startswith("fp32")
