@@ -20,7 +20,9 @@ def markdown(board: Board, *, title: str = "Leaderboard", worst_runs: int = 5) -
 
 
 def _lines(board: Board, worst_runs: int) -> Iterator[str]:
-    yield from _overall(board)
+    yield from (lines := [f"- {line}" for line in overall(board)])
+    if lines:
+        yield ""
     yield from _scores(board)
     for heading, by in GROUPINGS.items():
         yield from _groups(board, heading, by)
@@ -30,22 +32,20 @@ def _lines(board: Board, worst_runs: int) -> Iterator[str]:
         yield from ("", "## Not scored", "", *(f"- {line}" for line in board.missing))
 
 
-def _overall(board: Board) -> Iterator[str]:
+def overall(board: Board) -> Iterator[str]:
     """What each predictor comes to over all step times, each counting alike."""
     own = by_predictor(board)
     for name, points in own.items():
         [every] = groups(points, lambda point: "")
         sources = len({point.source for point in points})
         words = (
-            f"{every.n:,} step times of {sources} sources",
+            f"{every.n:,} step times of {sources} source{'s' if sources > 1 else ''}",
             f"median error {percent(every.median_ape)}",
             f"MAPE {percent(every.mape)}",
             f"bias {percent(every.bias, '+')}",
             f"{percent(every.coverage)} in the 80 % interval",
         )
-        yield f"- {name}: {', '.join(words)}"
-    if own:
-        yield ""
+        yield f"{name}: {', '.join(words)}"
 
 
 def _scores(board: Board) -> Iterator[str]:
