@@ -23,7 +23,7 @@ def _lines(board: Board, worst_runs: int) -> Iterator[str]:
     yield from (lines := [f"- {line}" for line in overall(board)])
     if lines:
         yield ""
-    yield from _scores(board)
+    yield from _table(SCORE_COLUMNS, score_rows(board))
     for heading, by in GROUPINGS.items():
         yield from _groups(board, heading, by)
     yield from _calibration(board)
@@ -48,18 +48,19 @@ def overall(board: Board) -> Iterator[str]:
         yield f"{name}: {', '.join(words)}"
 
 
-def _scores(board: Board) -> Iterator[str]:
+SCORE_COLUMNS = (
+    "predictor", "runs", "how", "quantity", "n", "refused", "MAPE", "median", "p90", "bias",
+    "in the 80 % interval", "noise of repeats",
+)  # fmt: skip
+
+
+def score_rows(board: Board) -> Iterator[tuple[str, ...]]:
+    """What stands below ``SCORE_COLUMNS``."""
     noise = {(one.source, one.quantity): one for one in board.noise}
-    yield from _table(
-        ("predictor", "runs", "how", "quantity", "n", "refused", "MAPE", "median", "p90", "bias",
-         "in the 80 % interval", "noise of repeats"),
-        (
-            (*_names(one), f"{one.n:,}", f"{one.unsupported:,}", *_figures(one),
-             percent(None if (own := noise.get((source(one.runs_file), one.quantity))) is None or one.bound
-                     else own.mean))
-            for one in board.results
-        ),
-    )  # fmt: skip
+    for one in board.results:
+        own = noise.get((source(one.runs_file), one.quantity))
+        repeats = percent(None if own is None or one.bound else own.mean)
+        yield (*_names(one), f"{one.n:,}", f"{one.unsupported:,}", *_figures(one), repeats)
 
 
 def _names(one: Result) -> tuple[str, ...]:

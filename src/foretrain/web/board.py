@@ -8,10 +8,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from foretrain.evaluate import Result
 from foretrain.files import write_atomically
-from foretrain.leaderboard import SPLITS, Board, Point, calibration, groups, source
-from foretrain.report.board import GROUPINGS, SHOWN_GROUPS, by_predictor, overall, percent
+from foretrain.leaderboard import Board, Point, calibration, groups
+from foretrain.report.board import (
+    GROUPINGS,
+    SCORE_COLUMNS,
+    SHOWN_GROUPS,
+    by_predictor,
+    overall,
+    percent,
+    score_rows,
+)
 from foretrain.web.page import static
 
 COLOURS = "#3567c9 #b45309 #15803d #7e3fa8 #be123c #0e7490 #a16207 #4b5563 #9d174d #3f6212".split()
@@ -209,28 +216,8 @@ def _calibration(own: dict[str, list[Point]]) -> str:
 
 
 def _scores(board: Board) -> str:
-    head = "".join(
-        f"<th>{name}</th>"
-        for name in (
-            "predictor",
-            "runs",
-            "how",
-            "quantity",
-            "n",
-            "MAPE",
-            "median",
-            "bias",
-            "in the 80 % interval",
-        )
+    head = "".join(f"<th>{name}</th>" for name in SCORE_COLUMNS)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in score_rows(board)
     )
-    return f'<div class="wide"><table><tr>{head}</tr>{"".join(map(_score, board.results))}</table></div>'
-
-
-def _score(one: Result) -> str:
-    bound = "" if one.bound is None else f", {one.bound}-bound"
-    cells = (
-        one.predictor, source(one.runs_file), SPLITS.get(one.split, str(one.split)), one.quantity + bound,
-        f"{one.n:,}", percent(one.mape), percent(one.median_ape), percent(one.bias, "+"),
-        percent(one.coverage),
-    )  # fmt: skip
-    return "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
+    return f'<div class="wide"><table><tr>{head}</tr>{rows.replace("`", "")}</table></div>'
