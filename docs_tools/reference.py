@@ -22,7 +22,7 @@ from typer.main import get_command
 import foretrain
 from foretrain.adapter import Adapter
 from foretrain.catalog import Catalog, LinkSpec
-from foretrain.cli import app
+from foretrain.cli import app, helping
 from foretrain.cluster import ClusterSpec, GroupSpec, ServerNodes
 from foretrain.job import QUANTITIES
 from foretrain.plan import Plan
@@ -47,9 +47,12 @@ TABLES: dict[str, tuple[type, ...]] = {
 
 def cell(text: object) -> str:
     """Text as it stands in a cell of a table."""
-    plain = " ".join(str(text).split()).replace("``", "`").replace("|", "\\|")
-    parts = plain.split("`")  # what is between backticks stands as it is
-    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
+    parts = (
+        " ".join(str(text).split()).replace("``", "`").split("`")
+    )  # what is between backticks stands as it is
+    return "`".join(
+        part if i % 2 else part.replace("<", "&lt;").replace("|", "\\|") for i, part in enumerate(parts)
+    )
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -77,16 +80,37 @@ def commands(group: Any = None, path: tuple[str, ...] = ("foretrain",)) -> Itera
 
 
 def commands_page() -> str:
-    """Every command with its help and options."""
+    """Every command with its help, options and examples, in the order of ``foretrain --help``."""
+    of_a_job: dict[str, dict[str, str]] = {}
     parts = ["# Commands", MADE, "`foretrain COMMAND --help` shows the same on your terminal."]
-    for name, command in commands():
+    order = [name for names in helping.COMMAND_GROUPS.values() for name in names]
+    for name, command in sorted(commands(), key=lambda found: order.index(found[0].split()[1])):
         parts.append(f"## {name}")
         parts.append(inspect.cleandoc(command.help or "").replace("\f", ""))
         context = typer.Context(command)
-        records = [one.get_help_record(context) for one in command.params if "--help" not in one.opts]
-        if any(records):
-            rows = [(f"`{words}`", text) for words, text in filter(None, records)]
+        rows, takes_a_job = [], False
+        for one in command.params:
+            if "--help" in one.opts or (record := one.get_help_record(context)) is None:
+                continue
+            if section := one.rich_help_panel:
+                of_a_job.setdefault(section, {}).update([record])
+                takes_a_job = True
+            else:
+                rows.append((f"`{record[0]}`", record[1]))
+        if rows:
             parts.append(table(("argument or option", ""), rows))
+        if takes_a_job:
+            parts.append("And the [options of a job](#options-of-a-job).")
+        if lines := helping.EXAMPLES.get(name.partition(" ")[2]):
+            parts.append("\n".join(["```", *lines, "```"]))
+    parts += [
+        "## Options of a job",
+        "`predict`, `plan`, `check` and `capture` take them; each goes over the field of a job file. `plan` "
+        "searches how a model is spread, so it takes none that say it.",
+    ]
+    for section, found in of_a_job.items():
+        rows = [(f"`{words}`", text) for words, text in found.items()]
+        parts += [f"### {section}", table(("option", ""), rows)]
     return _page(parts)
 
 

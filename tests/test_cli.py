@@ -17,6 +17,7 @@ import pytest
 import foretrain
 from commands import PATIENCE_S, fails, ok, run
 from foretrain import predictors
+from foretrain.cli import helping
 from foretrain.cli.app import COMMANDS
 from foretrain.errors import InputError
 from foretrain.job import Run
@@ -477,6 +478,8 @@ def test_catalog(kind: str, name: str, known: str) -> None:
     assert known in ok("catalog", kind, name)
     assert known in json.dumps(json.loads(ok("catalog", kind, "--json")))
     assert json.loads(ok("catalog", kind, name, "--json"))["name"]
+    if kind != "prices":  # whose names are those of devices and nodes
+        assert ok("catalog", name) == ok("catalog", kind, name)
     said = fails("catalog", kind, "nothing")
     assert "'nothing'" in said
     assert ("names of timm and torchvision go to predict" in said) == (kind == "models")
@@ -510,7 +513,7 @@ def test_names_of_the_package_are_there_when_they_are_used() -> None:
 
 def test_help_lists_every_command_with_its_own_line_and_imports_none() -> None:
     files = {path.stem for path in (Path(foretrain.__file__).parent / "cli").glob("*.py")}
-    shared = {"__init__", "__main__", "app", "completion", "job_options", "scale_out", "settings"}
+    shared = {"__init__", "__main__", "app", "completion", "helping", "job_options", "scale_out", "settings"}
     parts = {
         "predict_checks",
         "schedule_answers",
@@ -526,6 +529,27 @@ def test_help_lists_every_command_with_its_own_line_and_imports_none() -> None:
         assert line in " ".join(ok(name, "--help").split())
     modules = loaded("from foretrain.cli import app\napp(['--help'], standalone_mode=False)")
     assert modules.isdisjoint({"numpy", *(f"foretrain.cli.{name}" for name in COMMANDS)})
+
+
+def test_a_name_that_no_kind_of_the_catalogue_has_is_told_with_the_nearest() -> None:
+    assert "'h1000' is not one of devices, nodes, hosts, models, prices" in (
+        said := fails("catalog", "h1000")
+    )
+    assert "did you mean h100" in said
+
+
+def test_help_has_every_command_in_one_group_and_its_options_in_sections() -> None:
+    assert sorted(name for names in helping.COMMAND_GROUPS.values() for name in names) == sorted(COMMANDS)
+    words = ok("predict", "--help")
+    places = [
+        words.index(part) for part in ("Arguments:", "Options:", "The training:", "--batch", "Examples:")
+    ]
+    assert places == sorted(places)
+    assert words.count("--catalog") == 1
+
+
+def test_groups_of_commands_tell_what_each_does_to_the_end() -> None:
+    assert "a job that fails does not stop the rest." in " ".join(ok("measure", "--help").split())
 
 
 def test_a_wrong_command_is_told_with_the_one_that_was_meant() -> None:
@@ -617,6 +641,13 @@ def test_debug_shows_the_traceback_of_the_users_code(
         ("foretrain predict resnet50 --predictor delete", {"deletepop"}),
         ("foretrain predict resnet50 --shard z", {"zero1", "zero2", "zero3"}),
         ("foretrain predict llama-3.2", {"llama-3.2-1b", "llama-3.2-3b"}),
+        ("foretrain plan resnet50 --devices t4,h100-s", {"t4,h100-sxm-80gb"}),
+        ("foretrain schedule --policy fifo,tir", {"fifo,tiresias"}),
+        ("foretrain evaluate runs.jsonl --split leave", {"leave-model-out", "leave-device-out"}),
+        ("foretrain validate meg", {"megatron_2021"}),
+        ("foretrain catalog dev", {"devices"}),
+        ("foretrain catalog h100-s", {"h100-sxm-80gb"}),
+        ("foretrain catalog nodes dgx-h", {"dgx-h100", "dgx-h200"}),
     ],
 )
 def test_the_shell_completes_values(

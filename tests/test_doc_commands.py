@@ -15,7 +15,7 @@ import typer
 from commands import ok, run
 from doc_commands import PAGES, Told, block_commands, inline_commands, usage_forms
 from doc_files import write_files
-from foretrain.cli import app
+from foretrain.cli import app, helping
 from foretrain.cli.app import COMMANDS as ALL
 from foretrain.graph import flops
 
@@ -142,6 +142,14 @@ def test_commands_of_a_page_run(folder: Path, page: str) -> None:
             result = run(*to_type(told.words))
             assert result.exit_code == 0, f"{page}:{told.line}: {told.words}\n{result.output}"
             assert result.exception is None
+
+
+@pytest.mark.parametrize("words", helping.EXAMPLES)
+def test_examples_in_the_help_of_commands_can_be_typed(words: str) -> None:
+    for line in helping.EXAMPLES[words]:
+        assert line.startswith(f"foretrain {words}".rstrip())
+        if not line.endswith("--help"):
+            parse(to_type(line))
 
 
 def test_every_reason_is_that_of_a_command() -> None:

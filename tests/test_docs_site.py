@@ -70,7 +70,10 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     read = settings()
     assert read["theme"]["font"] is False
     assert read["plugins"] == ["search"]
-    assert not {"extra_css", "extra_javascript"} & set(read)
+    assert "extra_javascript" not in read
+    for name in read["extra_css"]:
+        style = (DOCS / name).read_text(encoding="utf-8")
+        assert not any(word in style for word in ("url(", "@import", "//"))
 
 
 @pytest.mark.parametrize("page", sorted(written()))
@@ -88,8 +91,13 @@ def test_every_command_has_its_section_with_its_options(reference: ModuleType) -
     assert set(COMMANDS) <= sections
     assert {"measure ops", "measure steps", "measure campaign", "runs import", "embed train"} <= sections
     predict = text.split("## foretrain predict\n")[1].split("\n## ")[0]
-    assert all(f"`{option} " in predict for option in ("--device", "--batch", "--precision", "--predictor"))
+    assert all(f"`{option} " in predict for option in ("--breakdown", "--html", "--predictor"))
+    assert "[options of a job](#options-of-a-job)" in predict
     assert COMMANDS["predict"] in " ".join(predict.split())
+    assert "foretrain predict train.py" in predict
+    of_a_job = text.split("## Options of a job\n")[1]
+    assert all(f"`{option} " in of_a_job for option in ("--device", "--batch", "--precision", "--set"))
+    assert "\\|" not in "".join(re.findall(r"`[^`]+`", text))
 
 
 def test_every_public_name_has_its_section(reference: ModuleType) -> None:

@@ -16,10 +16,10 @@ from types import SimpleNamespace
 import pytest
 
 import foretrain
-from commands import PATIENCE_S, begin
+from commands import PATIENCE_S, begin, run
 from foretrain import interrupts
 from foretrain.fanout.cluster import connect
-from foretrain.interrupts import ended_as_interrupted, exit_code
+from foretrain.interrupts import ended_as_interrupted, exit_code, is_interrupt
 from servers import serving
 
 TINY = """
@@ -276,3 +276,16 @@ def test_ray_which_takes_sigterm_gives_it_back(monkeypatch: pytest.MonkeyPatch) 
         ours = signal.getsignal(signal.SIGTERM)
         connect("local")
         assert signal.getsignal(signal.SIGTERM) is ours
+
+
+def test_ctrl_c_that_a_library_wraps_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrapping(*_: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__ on 'Field' instance") from error
+
+    monkeypatch.setattr("foretrain.predictors.get", wrapping)
+    result = run("predict", "resnet18")
+    assert (result.exit_code, result.stderr) == (130, "foretrain: interrupted\n")
+    assert not is_interrupt(RuntimeError("a bug"))

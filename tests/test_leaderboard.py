@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,8 @@ def test_the_command_writes_the_board(files: list[Path], tmp_path: Path) -> None
     assert "<circle" in (out / "ernest.svg").read_text()
     page = (out / "board.html").read_text()
     assert "<circle" in page
+    assert page.index("<li>ernest: ") < page.index("<circle")
+    assert re.search(r"<text [^>]*>[\d,]+ m?s</text>", page)
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
 

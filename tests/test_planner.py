@@ -325,6 +325,16 @@ def test_plan_refuses_what_it_does_not_know() -> None:
         planned(job(), "keras")
 
 
+@pytest.mark.parametrize("names", ["h100,a100", "h100, a100", ["h100", "a100"]])
+def test_devices_to_choose_from_are_named_as_on_the_command_line(names: str | list[str]) -> None:
+    plans = foretrain.plan("resnet18", devices=names, counts=[1], batch=64, image=64, predictor="roofline")
+    assert {one.job.cluster.device.name for one in plans} == {"h100-sxm-80gb", "a100-sxm-80gb"}
+    assert repr(plans).startswith(f"<Plans: {len(plans)} for fsdp2; the first <Forecast: resnet18, batch 64")
+    assert "\n" not in repr(plans)
+    with pytest.raises(InputError, match=r"^devices: .* where kinds says which devices to choose from"):
+        foretrain.plan("resnet18", devices=names, kinds="t4")
+
+
 def test_other_models_are_planned_too() -> None:
     plans = foretrain.plan(
         "resnet18", device="h100", batch=64, image=64, max_devices=2, predictor="roofline", cached=False

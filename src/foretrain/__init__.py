@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from foretrain.planner import Plans, plan
     from foretrain.workload import Workload
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "CaptureError",

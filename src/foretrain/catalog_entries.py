@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from foretrain.catalog import Catalog
-from foretrain.errors import unknown
+from foretrain.errors import InputError, unknown
 from foretrain.model_names import find_preset, model_presets
 
 Kind = Literal["devices", "nodes", "hosts", "models", "prices"]
@@ -38,6 +39,19 @@ def entries(kind: str, name: str | None, known: Catalog) -> dict[str, dict[str, 
         what = "a preset (names of timm and torchvision go to predict as they are);"
         raise unknown(kind, name, table, what if kind == "models" else "one of")
     return {name: {"name": name, **table[name]}}
+
+
+def kind_of(name: str, known: Catalog) -> Kind:
+    """The kind that has an entry of this name; the first, where several have one."""
+    for kind in KINDS:
+        with contextlib.suppress(InputError):
+            entries(kind, name, known)
+            return kind
+    found = [*(entries("devices", None, known).values()), *(entries("nodes", None, known).values())]
+    names = {one for entry in found for one in (entry["name"], *entry.get("aliases", ()))}
+    raise unknown(
+        "catalog", name, names | set(KINDS) | set(model_presets()), f"one of {', '.join(KINDS)} or of"
+    )
 
 
 def as_table(entry: Any) -> dict[str, Any]:

@@ -137,6 +137,9 @@ class Client:
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
 
+    def __repr__(self) -> str:
+        return f"<Client of {self.url}>"
+
     # Forecasts
 
     def predict(

@@ -49,6 +49,16 @@ def ended_as_interrupted() -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether an exception stands for Ctrl-C: Python 3.11, for one, makes another of what is raised while a
+    class is made, as when it comes while torch is imported."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 @contextlib.contextmanager
 def sigterm_kept() -> Iterator[None]:
     """Who answers SIGTERM before the block answers it after, whatever a library sets meanwhile."""

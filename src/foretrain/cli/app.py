@@ -15,8 +15,9 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from foretrain import __version__
+from foretrain.cli import helping
 from foretrain.errors import ForetrainError, InputError, libraries_named
-from foretrain.interrupts import ended_as_interrupted, exit_code
+from foretrain.interrupts import ended_as_interrupted, exit_code, is_interrupt
 from foretrain.progress import tell
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class _Commands(TyperGroup):
             return None
         command = _loaded(cmd_name)
         _lighten(command, ctx)
+        helping.lay_out(command)
         return command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -81,24 +83,31 @@ class _Commands(TyperGroup):
             return super().parse_args(ctx, _with_debug_first(args))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for title, names in helping.COMMAND_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), COMMANDS[name]) for name in names])
+        helping.write_examples("", formatter)
 
     def invoke(self, ctx: Any) -> Any:
         with ended_as_interrupted():
             try:
                 with _usage_in_one_line(), libraries_named(str(ctx.invoked_subcommand or "")), _told():
                     return super().invoke(ctx)
-            except ForetrainError as error:
+            except typer.Exit:
+                raise
+            except (KeyboardInterrupt, Exception) as error:
+                if is_interrupt(error):
+                    say("interrupted")
+                    raise typer.Exit(exit_code()) from error
+                if not isinstance(error, ForetrainError):
+                    raise
                 if debugging(ctx):
                     import traceback
 
                     traceback.print_exc()
                 say(" ".join(str(error).splitlines()))
                 raise typer.Exit(2) from error
-            except KeyboardInterrupt as error:
-                say("interrupted")
-                raise typer.Exit(exit_code()) from error
 
 
 @contextlib.contextmanager
@@ -131,7 +140,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": helping.WIDTH},
 )
 
 

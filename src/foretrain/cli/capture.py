@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from foretrain.cli import completion
 from foretrain.cli.app import registry, say, show
-from foretrain.cli.job_options import Options, job_from, with_job_options
+from foretrain.cli.job_options import TARGET, Options, job_from, with_job_options
 from foretrain.errors import invalid
 
 
@@ -17,12 +16,7 @@ from foretrain.errors import invalid
 @with_job_options
 def capture(
     *,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="JOB.toml|JOB.json|MODEL", show_default=False, autocompletion=completion.models
-        ),
-    ],
+    target: Annotated[str, TARGET],
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="Where the graph goes, such as graph.json.zst.", show_default=False),

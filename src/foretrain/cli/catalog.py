@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from foretrain.cli import completion
 from foretrain.cli.app import JsonFlag, registry, show
 from foretrain.cli.job_options import CatalogOption
 
@@ -13,17 +14,29 @@ from foretrain.cli.job_options import CatalogOption
 @registry.command()
 def catalog(
     kind: Annotated[
-        Literal["devices", "nodes", "hosts", "models", "prices"] | None, typer.Argument(show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="KIND|NAME",
+            help="devices, nodes, hosts, models or prices; or a name alone, such as h100.",
+            show_default=False,
+            autocompletion=completion.kinds_and_names,
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(help="Everything about one of them.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Everything about one of them.",
+            show_default=False,
+            autocompletion=completion.names_of_kind,
+        ),
     ] = None,
     file: CatalogOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """What is known: devices, nodes, hosts, models and prices, each with its source."""
     from foretrain.catalog import Catalog
-    from foretrain.catalog_entries import KINDS, entries
+    from foretrain.catalog_entries import KINDS, entries, kind_of
     from foretrain.report import tables
 
     known = Catalog.load(file)
@@ -31,6 +44,8 @@ def catalog(
         for each in KINDS:
             typer.echo(f"{len(entries(each, None, known)):4d} {each:8s} foretrain catalog {each}")
         return
+    if kind not in KINDS and name is None:
+        kind, name = kind_of(kind, known), kind
     found = entries(kind, name, known)
     if as_json:
         from foretrain.report import dump

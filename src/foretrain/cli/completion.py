@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
+import typer
+
 Completion = Callable[[str], list[str]]
 
 
@@ -49,6 +51,54 @@ def optimizers(incomplete: str) -> list[str]:
     from foretrain.workload import OPTIMIZERS
 
     return _matching(OPTIMIZERS, incomplete)
+
+
+def many(complete: Completion) -> Completion:
+    """The last of values with commas between them."""
+
+    def last(incomplete: str) -> list[str]:
+        before, comma, start = incomplete.rpartition(",")
+        return [before + comma + value for value in complete(start)]
+
+    return last
+
+
+def devices_and_nodes(incomplete: str) -> list[str]:
+    return [*devices(incomplete), *nodes(incomplete)]
+
+
+def kinds_and_names(incomplete: str) -> list[str]:
+    """What ``foretrain catalog`` lists, and names that it knows."""
+    from foretrain.catalog_entries import KINDS
+
+    found = _matching(KINDS, incomplete)
+    return found if found or not incomplete else devices_and_nodes(incomplete)
+
+
+def names_of_kind(ctx: typer.Context, incomplete: str) -> list[str]:
+    from foretrain.catalog import Catalog
+    from foretrain.catalog_entries import KINDS, entries
+
+    kind = ctx.params.get("kind")
+    return _matching(entries(kind, None, Catalog.load()), incomplete) if kind in KINDS else []
+
+
+def policies(incomplete: str) -> list[str]:
+    from foretrain.scheduling.policies import names
+
+    return _matching(names(), incomplete)
+
+
+def splits(incomplete: str) -> list[str]:
+    from foretrain.evaluate.folds import SPLITS
+
+    return _matching(SPLITS, incomplete)
+
+
+def published_tables(incomplete: str) -> list[str]:
+    from foretrain.validation import tables
+
+    return _matching(tables(), incomplete)
 
 
 def setting(name: str) -> Completion:

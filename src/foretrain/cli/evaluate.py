@@ -30,7 +30,8 @@ def evaluate(
         str | None,
         typer.Option(
             help="random, leave-model-out, leave-device-out, interpolate "
-            "or extrapolate (or interpolate:workers, extrapolate:samples, ...): learn on the other runs."
+            "or extrapolate (or interpolate:workers, extrapolate:samples, ...): learn on the other runs.",
+            autocompletion=completion.splits,
         ),
     ] = None,
     train_runs: Annotated[

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -39,10 +40,22 @@ HtmlSeconds = Annotated[
 ]
 
 
-Target = Annotated[
-    str | None,
-    typer.Argument(metavar="JOB.toml|JOB.json|MODEL", show_default=False, autocompletion=completion.models),
-]
+TARGET = typer.Argument(
+    metavar="JOB.toml|JOB.json|MODEL",
+    help="A job file; or a model: its name (resnet50, Llama-3.1-8B), a script (train.py), "
+    "file.py:function, an .onnx file, a captured graph.",
+    show_default=False,
+    autocompletion=completion.models,
+)
+Target = Annotated[str | None, TARGET]
+_SECTIONS = {
+    "source": "The model and its devices (over what the job file says)",
+    "batch": "The training",
+    "micro_batch": "How it is spread over the devices",
+    "price": "Prices, storage and failures",
+    "title": "Framework, compiler and the rest",
+}
+"""Titles in the help of commands, by the first option below each."""
 
 
 def _use_catalog(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -230,6 +243,8 @@ def with_options(declared: type, without: Collection[str] = ()) -> Callable[[Com
     """Give a command the options that a class declares, but those ``without``; it receives those that were
     given as ``options``."""
     declarations = get_type_hints(declared, include_extras=True)
+    if declared is JobOptions:
+        declarations = dict(_in_sections(declarations))
     hints = {name: hint for name, hint in declarations.items() if name not in without}
 
     def decorate(command: Command) -> Command:
@@ -253,6 +268,16 @@ def with_options(declared: type, without: Collection[str] = ()) -> Callable[[Com
         return run
 
     return decorate
+
+
+def _in_sections(declarations: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The same options, each with the title that it stands below; other commands have some of them too."""
+    title = ""
+    for name, hint in declarations.items():
+        title = _SECTIONS.get(name, title)
+        facts = copy.copy(hint.__metadata__[0])
+        facts.rich_help_panel = title
+        yield name, Annotated[hint.__origin__, facts]
 
 
 with_job_options = with_options(JobOptions)

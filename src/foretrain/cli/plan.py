@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from foretrain.cli import completion
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import (
     PAGE_SECONDS,
@@ -53,7 +54,9 @@ def plan(
     kinds: Annotated[
         str | None,
         typer.Option(
-            "--devices", help="Devices or nodes of the catalogue to choose from, as h100,h200,b200."
+            "--devices",
+            help="Devices or nodes of the catalogue to choose from, as h100,h200,b200.",
+            autocompletion=completion.many(completion.devices_and_nodes),
         ),
     ] = None,
     max_devices: Annotated[

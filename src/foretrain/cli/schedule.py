@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretrain.cli import completion
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut, hush_ray, one_thread
@@ -35,7 +36,11 @@ def schedule(
         str, typer.Option(help='A TOML file with [cluster], or "64x8xv100", or "v100=4,p100=4,k80=4".')
     ],
     policy: Annotated[
-        str, typer.Option(help="Policies by name or as file.py:Class, joined by commas.")
+        str,
+        typer.Option(
+            help="Policies by name or as file.py:Class, joined by commas.",
+            autocompletion=completion.many(completion.policies),
+        ),
     ] = "fifo,backfill,srtf,tiresias",
     generate: Annotated[
         str | None, typer.Option(help='Make jobs instead: "jobs=500,gap=30s,median=20min,spread=1.2".')

@@ -21,7 +21,11 @@ from foretrain.errors import missing
 def validate(
     tables: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TABLE", help="Names of tables; all, where none is given."),
+        typer.Argument(
+            metavar="TABLE",
+            help="Names of tables; all, where none is given.",
+            autocompletion=completion.published_tables,
+        ),
     ] = None,
     predictor: Annotated[
         str | None, typer.Option(help=PREDICTOR_HELP, autocompletion=completion.predictor_names)

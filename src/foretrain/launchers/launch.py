@@ -20,6 +20,7 @@ from foretrain.launchers import (
     huggingface,
     job_file,
     megatron,
+    own_program,
     torchtitan,
 )
 from foretrain.launchers.commands import Program, program_of, read_script
@@ -324,21 +325,28 @@ class _Session:
             take(self.reading, devices, keys, reader, name=dashed)
         else:
             self.reading.set("own.program", Path(program.name).name)
-            if reader == "transformers" and not program.reads:
-                self.add_trainer(path.parent / program.name)
+            self.reading.set("own.started", str(path.parent / program.name))
+            if reader == "transformers" and not program.reads and self.add_own(program, path):
+                return
             apart = ("deepspeed_config", "local_rank")
             self.give(reader, [one for one in arguments if dashed(one.key) not in apart])
 
-    def add_trainer(self, path: Path) -> None:
-        """What a program of the Trainer says in its own code, which its arguments override."""
-        settings = trainer_settings(path) if path.suffix == ".py" and path.is_file() else []
-        if not settings:
-            return
-        self.files.append(str(path))
-        self.give("transformers", settings)
+    def add_own(self, program: Program, path: Path) -> bool:
+        """Take in the code of a program: what it gives transformers' Trainer, which arguments override; or
+        all of it, where it trains by itself, which is told."""
+        started = path.parent / program.name
+        settings = trainer_settings(started) if started.suffix == ".py" and started.is_file() else []
+        if not settings and own_program.takes(program, path.parent):
+            self.files.append(str(started))
+            own_program.take(self.reading, program)
+            return True
+        if settings:
+            self.files.append(str(started))
+            self.give("transformers", settings)
         for setting in settings:
             if setting.key == "deepspeed" and str(setting.value).endswith(".json"):
-                self.follow(setting, path)
+                self.follow(setting, started)
+        return False
 
     # Other launchers' YAML
 

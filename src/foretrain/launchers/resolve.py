@@ -10,6 +10,7 @@ from typing import Any
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError
 from foretrain.job import Job
+from foretrain.launchers import own_program
 from foretrain.launchers.settings import Reading
 from foretrain.model_names import model_section
 from foretrain.options import DEFAULT_DEVICE, USUAL_IN_NODE, nodes_for, overridden
@@ -33,6 +34,7 @@ def resolve(
     for section in _SECTIONS:
         reading.tables.setdefault(section, {})
     _model(reading, run, options, model, base, named)
+    own_program.complete(reading, options, base if model is None else Path())
     _cluster(reading, run, options, catalog)
     tables = {name: reading.tables[name] for name in _SECTIONS}
     tables = overridden(
@@ -76,10 +78,15 @@ def _model(
     named: str,
 ) -> None:
     """The [model] section: of a name, beside the file or known, or of arguments."""
+    if model is not None and own_program.is_same(reading, model, base):
+        reading.tables["model"]["name"] = model
+        return
     name = model if model is not None else run.get("model")
     if name is None or (reading.tables["model"] and model is None):
         if not reading.tables["model"]:
-            raise InputError(f"{named}: no model is named in it; give MODEL, such as llama-3-8b")
+            started = Path(reading.get("own.started", ""))
+            program = f"{started} itself or " if started.suffix == ".py" and started.is_file() else ""
+            raise InputError(f"{named}: no model is named in it; give MODEL, such as {program}llama-3-8b")
         return
     beside = base / str(name)
     local = model is None and (beside / "config.json").is_file()
@@ -260,6 +267,8 @@ def _batch(reading: Reading, run: dict[str, Any], options: Mapping[str, Any], ca
         reading.assumed.append(f"gradient accumulation follows from {sorted(overridden_by)[0]}")
     if batch and micro is None and accumulation and batch % (accumulation * data) == 0:
         micro = batch // (accumulation * data)
+    if batch is None and micro is None and run.get("of_one_device"):
+        batch = run["of_one_device"] * data
     if batch is None:
         if micro is None:
             micro = 1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrain.api import job_of
 from foretrain.catalog import Catalog
+from foretrain.errors import invalid
 from foretrain.job import Job, Run
 from foretrain.launchers import Launch
 from foretrain.options import check_names, lists_options
@@ -35,7 +36,7 @@ _OWN = (
 def plan(
     model: str | os.PathLike[str] | Job | Run | Launch | Mapping[str, Any],
     *,
-    kinds: Sequence[str] = (),
+    kinds: str | Sequence[str] = (),
     max_devices: int | None = None,
     counts: Sequence[int] = (),
     deadline: str | float | None = None,
@@ -60,7 +61,8 @@ def plan(
     ``model`` and ``options`` are those of ``foretrain.predict``, but for a module in hand; the job's own
     degrees of parallelism are where nothing is held to: an axis of a plan that is given as an option
     (``tensor=4``, or several values, ``tensor=[2, 4]``) is held to it. Without ``kinds`` (devices or nodes of
-    the catalogue), ``max_devices`` and ``counts`` the cluster is the job's own.
+    the catalogue; as on the command line, ``devices="h100,a100"`` is the same), ``max_devices`` and
+    ``counts`` the cluster is the job's own.
 
     With a ``deadline`` (seconds, or a text such as "24h") the cheapest plan in time comes first, with a
     ``budget`` (dollars) the fastest within it; ``objective`` says otherwise. No plan that is ranked runs out
@@ -73,6 +75,7 @@ def plan(
     """
     from foretrain import predictors
 
+    kinds, options = _kinds(kinds, options)
     check_names(options, beside=_OWN)
     known = (
         catalog if isinstance(catalog, Catalog) else Catalog.load(None if catalog is None else Path(catalog))
@@ -96,7 +99,7 @@ def plan(
         job,
         chosen,
         goal=goal,
-        wanted=Wanted(kinds=tuple(kinds), most=max_devices, counts=tuple(counts)),
+        wanted=Wanted(kinds=kinds, most=max_devices, counts=tuple(counts)),
         target=framework,
         allowed=allowed,
         top=top,
@@ -104,6 +107,20 @@ def plan(
         catalog=known,
         listener=listener,
     )
+
+
+def _kinds(kinds: str | Sequence[str], options: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Names of devices to choose from, and the other options; ``devices`` may be a number or such names."""
+    devices = options.get("devices")
+    if isinstance(devices, str | list | tuple):
+        if kinds:
+            raise invalid("devices", devices, "a whole number where kinds says which devices to choose from")
+        kinds, options = devices, {name: value for name, value in options.items() if name != "devices"}
+    return tuple(_split(kinds)), options
+
+
+def _split(names: str | Sequence[str]) -> list[str]:
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
 
 def _values(value: Any) -> tuple[Any, ...]:

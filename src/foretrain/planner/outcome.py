@@ -237,6 +237,10 @@ class Plans(Sequence[Option]):
         fastest = [one for one in self.by_cluster if isinstance(one, Option)]
         return list(dict.fromkeys([*self.options, *fastest]))
 
+    def __repr__(self) -> str:
+        first = f"; the first {self.options[0].forecast!r}" if self.options else ""
+        return f"<Plans: {len(self.options)} for {self.target}{first}>"
+
     def __str__(self) -> str:
         return str(pkgutil.resolve_name("foretrain.report.plans:to_text")(self))
 

@@ -20,8 +20,10 @@ def markdown(board: Board, *, title: str = "Leaderboard", worst_runs: int = 5) -
 
 
 def _lines(board: Board, worst_runs: int) -> Iterator[str]:
-    yield from _overall(board)
-    yield from _scores(board)
+    yield from (lines := [f"- {line}" for line in overall(board)])
+    if lines:
+        yield ""
+    yield from _table(SCORE_COLUMNS, score_rows(board))
     for heading, by in GROUPINGS.items():
         yield from _groups(board, heading, by)
     yield from _calibration(board)
@@ -30,36 +32,35 @@ def _lines(board: Board, worst_runs: int) -> Iterator[str]:
         yield from ("", "## Not scored", "", *(f"- {line}" for line in board.missing))
 
 
-def _overall(board: Board) -> Iterator[str]:
+def overall(board: Board) -> Iterator[str]:
     """What each predictor comes to over all step times, each counting alike."""
     own = by_predictor(board)
     for name, points in own.items():
         [every] = groups(points, lambda point: "")
         sources = len({point.source for point in points})
         words = (
-            f"{every.n:,} step times of {sources} sources",
+            f"{every.n:,} step times of {sources} source{'s' if sources > 1 else ''}",
             f"median error {percent(every.median_ape)}",
             f"MAPE {percent(every.mape)}",
             f"bias {percent(every.bias, '+')}",
             f"{percent(every.coverage)} in the 80 % interval",
         )
-        yield f"- {name}: {', '.join(words)}"
-    if own:
-        yield ""
+        yield f"{name}: {', '.join(words)}"
 
 
-def _scores(board: Board) -> Iterator[str]:
+SCORE_COLUMNS = (
+    "predictor", "runs", "how", "quantity", "n", "refused", "MAPE", "median", "p90", "bias",
+    "in the 80 % interval", "noise of repeats",
+)  # fmt: skip
+
+
+def score_rows(board: Board) -> Iterator[tuple[str, ...]]:
+    """What stands below ``SCORE_COLUMNS``."""
     noise = {(one.source, one.quantity): one for one in board.noise}
-    yield from _table(
-        ("predictor", "runs", "how", "quantity", "n", "refused", "MAPE", "median", "p90", "bias",
-         "in the 80 % interval", "noise of repeats"),
-        (
-            (*_names(one), f"{one.n:,}", f"{one.unsupported:,}", *_figures(one),
-             percent(None if (own := noise.get((source(one.runs_file), one.quantity))) is None or one.bound
-                     else own.mean))
-            for one in board.results
-        ),
-    )  # fmt: skip
+    for one in board.results:
+        own = noise.get((source(one.runs_file), one.quantity))
+        repeats = percent(None if own is None or one.bound else own.mean)
+        yield (*_names(one), f"{one.n:,}", f"{one.unsupported:,}", *_figures(one), repeats)
 
 
 def _names(one: Result) -> tuple[str, ...]:

@@ -373,13 +373,25 @@ def logged_stage(job: Job) -> int:
     return {"fullest": -1, "first": 0, "last": job.plan.pipeline - 1}[profile(job).logs_memory_of]
 
 
+def _brings_its_optimizer(job: Job) -> bool:
+    """Whether what is trained is a program, whose code makes the optimizer."""
+    if job.workload.model.source != "python":
+        return False
+    from foretrain.capture.programs.settings import is_program
+
+    try:
+        return is_program(job.workload)
+    except InputError:  # the file is gone: its graph may be known all the same
+        return False
+
+
 @functools.lru_cache(maxsize=1024)
 def as_framework_runs_it(job: Job) -> Job:
     """The job with the optimizer, the attention and the precision that its framework has for it."""
     work, habits = job.workload, profile(job)
     model, training = work.model, work.training
     fused = dict(habits.optimizers).get(training.optimizer)
-    if fused is not None:
+    if fused is not None and not _brings_its_optimizer(job):
         training = dataclasses.replace(training, optimizer=fused)
     if training.adapter is not None:
         kept = training.adapter.kept_in(training.precision, training.framework)

@@ -90,7 +90,7 @@ foretrain.explorer = function (container, source, extra) {
     copy(text.value, copyLaunch, text);
   } } }, "Copy");
 
-  [["step", "What the time of a step goes to"], ["memory", "Memory by category, of the device's"],
+  [["step", "What the time of a step goes to"], ["memory", "Memory by category, beside what the device has"],
     ["around", "One change away"], ["parts", "Where the device time of a step goes", switcher()],
     ["timeline", "Timeline of a step"], ["derivation", "How the number comes about"],
     ["evidence", "Nearest measured runs"], ["resources", "Use of resources over a few steps"],
