@@ -546,7 +546,7 @@ explain resnet50 resnet18 -> resnet50: not a job file (.toml or .json)
 explain job.json job.toml --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
 explain job.json job.toml --predictor roofline --catalog missing.toml -> missing.toml: the catalogue cannot be read (No such file or directory)
 explain job.json job.toml --predictor ernest -> job.json: ernest: has learned from no runs yet; fit it first
-catalog gpus -> kind: 'gpus' is not one of 'devices', 'nodes', 'hosts', 'models', 'prices'
+catalog gpus -> catalog: 'gpus' is not one of devices, nodes, hosts, models, prices or of
 catalog devices nope -> devices: 'nope' is not one of foretrain catalog devices
 catalog nodes nope -> nodes: 'nope' is not one of foretrain catalog nodes
 catalog models nope -> models: 'nope' is not a preset (names of timm and torchvision go to predict as they are)
