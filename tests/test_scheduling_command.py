@@ -125,7 +125,7 @@ def test_logs_traces_and_the_page(tmp_path: Path) -> None:
         (["--residuals", "nowhere.json"], "nowhere.json: cannot be read"),
         (["--restart", "soon"], "--restart: 'soon' is not a time"),
         (["--cluster", "99999999999x8xv100"], "is not at most 10,000,000 GPUs"),
-        (["--rounds", "0"], "--rounds: '0' is not a time above 0"),
+        (["--rounds", "0"], "--rounds: '0' is not a time of at least 1 s"),
         (["--format", "swf"], "--format: cannot be honoured together with --generate"),
         (["--policy", "fifo, srtf,fifo"], "--policy: 'fifo' is named twice; name each policy once"),
         (["--draws", "9"], "--draws: changes nothing without --when"),

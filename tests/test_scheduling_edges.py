@@ -217,7 +217,7 @@ SET = {
 
 @pytest.mark.parametrize("option", CANNOT)
 @pytest.mark.parametrize("policy", [*policies.names(), *ROUND_POLICIES])
-def test_an_option_is_honoured_or_refused_by_name(policy: str, option: str) -> None:
+def test_an_option_is_accepted_or_refused_by_name(policy: str, option: str) -> None:
     scenario = Scenario(policy=policy, **{"machines": FOUR, **SET[option]})  # type: ignore[arg-type,dict-item]
     if policy in ROUND_POLICIES and ROUND_POLICIES[policy].packs:  # which needs them
         scenario = replace(scenario, settings=replace(scenario.settings, pairs=PAIRS))
@@ -225,10 +225,7 @@ def test_an_option_is_honoured_or_refused_by_name(policy: str, option: str) -> N
         with pytest.raises(InputError, match=f"^{option}: policy {policy} cannot honour it; "):
             scenario.check()
     else:
-        scenario.check()
-        if option not in ("residuals", "truth"):
-            jobs = [job(str(n), n, 30.0, share=0.5) for n in range(6)]
-            assert len(scenario.run(Trace(name="t", format="own", jobs=jobs)).segments) >= 6
+        scenario.check()  # and it changes what happens: test_scheduling_options.py
 
 
 @pytest.mark.parametrize("policy", [*policies.names(), "max_min_fairness"])

@@ -318,6 +318,7 @@ def _scenarios(
 ) -> list[Scenario]:  # fmt: skip
     from foretrain.cli.schedule_world import pairs_of, spot_of, uses_of, written_by_kind
     from foretrain.scheduling.clusters import read_machines, sections_of
+    from foretrain.scheduling.rounds import LEAST_ROUND_S
     from foretrain.scheduling.rules import Rules, read_rules
     from foretrain.scheduling.sharing.use import WAYS
     from foretrain.scheduling.simulator import Settings
@@ -327,8 +328,8 @@ def _scenarios(
     if seeds < 1:
         raise invalid("seeds", seeds, "a whole number of at least 1")
     rounds_s = None if rounds is None else _seconds("rounds", rounds)
-    if rounds_s is not None and not rounds_s > 0:
-        raise invalid("--rounds", rounds, "a time above 0")
+    if rounds_s is not None and not LEAST_ROUND_S <= rounds_s < math.inf:
+        raise invalid("--rounds", rounds, f"a time of at least {LEAST_ROUND_S:g} s")
     table = source.get("throughputs")
     devices = ThroughputTable.load(table).devices if table else ()
     machines = read_machines(cluster, rack=rack, devices=devices)

@@ -30,18 +30,15 @@ _NARROW = (
 """The figures of each table: as many as fit beside the policy, or beside the policy and the quality of its
 estimates."""
 
-_LONG_NAME = 16
-"""Letters of a policy's name beyond which fewer figures fit beside it."""
-
 _TOLD = ("failures of a job, per GPU", "failures of a node", "outages", "spot nodes")
 """Settings below the tables: what makes them another answer; a page has them all."""
 
 
 def report(jobs: Trace, outcomes: Sequence[Outcome], cluster: str, *, by_group: bool) -> list[RenderableType]:
     """Tables of all policies, what errors cost, and what was simulated."""
+    from foretrain.report.screen import width
     from foretrain.report.tables import table
     from foretrain.scheduling.clusters import hardware_of
-    from foretrain.scheduling.page import figures
     from foretrain.scheduling.page_parts import settings_of
     from foretrain.scheduling.study import EXACT
     from foretrain.scheduling.summary import mean_outcomes
@@ -49,22 +46,10 @@ def report(jobs: Trace, outcomes: Sequence[Outcome], cluster: str, *, by_group: 
 
     means = mean_outcomes(outcomes)
     several = len({quality for _, quality in means}) > 1
-    narrow = several or max(len(policy) for policy, _ in means) > _LONG_NAME
-    parts: list[RenderableType] = []
-    for chosen in _NARROW if narrow else _WIDE:
-        rows, heads = [], []
-        known = {name for found in means.values() for name in figures(found)}
-        shown = [name for name in chosen if name in known]
-        if not shown:
-            continue
-        for (policy, quality), found in means.items():
-            cells = {name: figures(found).get(name, "0") for name in shown}
-            extra = {"estimates": quality.text} if several else {}
-            if several and "average JCT" in chosen:
-                extra["vs exact"] = _against(means, policy, found)
-            heads = ["policy", *extra, *cells]
-            rows.append([policy, *extra.values(), *cells.values()])
-        parts.append(table(heads, rows, right=heads[1:]))
+    tables = _tables(means, _NARROW if several else _WIDE, several=several)
+    if any(_letters(heads, rows) > width() for heads, rows in tables):
+        tables = _tables(means, _NARROW, several=several)
+    parts: list[RenderableType] = [table(heads, rows, right=heads[1:]) for heads, rows in tables]
     parts += _prices(outcomes, means)
     alike = [policy for policy in dict.fromkeys(policy for policy, _ in means) if _heeds_none(means, policy)]
     if several and alike:
@@ -85,6 +70,36 @@ def report(jobs: Trace, outcomes: Sequence[Outcome], cluster: str, *, by_group: 
     if any("@" in machine.device for machine in first.machines):
         parts.append("energy: not told of slices, of which the catalogue has no power")
     return parts
+
+
+def _tables(
+    means: dict[Key, Metrics], groups: Sequence[Sequence[str]], *, several: bool
+) -> list[tuple[list[str], list[list[str]]]]:
+    """Headings and rows, a table for each group of figures of which any is known."""
+    from foretrain.scheduling.page import figures
+
+    told = {key: figures(found) for key, found in means.items()}
+    known = {name for found in told.values() for name in found}
+    tables = []
+    for chosen in groups:
+        shown = [name for name in chosen if name in known]
+        rows, heads = [], []
+        for (policy, quality), found in means.items() if shown else ():
+            cells = {name: told[policy, quality].get(name, "0") for name in shown}
+            extra = {"estimates": quality.text} if several else {}
+            if several and "average JCT" in chosen:
+                extra["vs exact"] = _against(means, policy, found)
+            heads = ["policy", *extra, *cells]
+            rows.append([policy, *extra.values(), *cells.values()])
+        if shown:
+            tables.append((heads, rows))
+    return tables
+
+
+def _letters(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """How wide a table is: its columns stand three blanks apart, and one from either side."""
+    columns = zip(heads, *rows, strict=True)
+    return sum(max(len(cell) for cell in column) + 3 for column in columns) - 1
 
 
 def _heeds_none(means: dict[Key, Metrics], policy: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sized
 
-_MOST_ACTS = 20
+MOST_ACTS = 20
 """Starts at one moment, per job in the cluster, after which a policy is taken to go round in circles."""
 _MOST_IDLE = 1000
 """Moments at which jobs wait, GPUs for one of them are free and none runs, after which a policy is taken to
@@ -23,10 +23,9 @@ class Patience:
         """Whether nothing ran at the last moment."""
         self._idle = self._down = 0
 
-    def starts_too_often(self, waiting: Sized, running: Sized) -> bool:
-        """Whether a further start at this moment, with these jobs in the cluster, is one too many."""
-        self.acts += 1
-        return self.acts > _MOST_ACTS and self.acts > _MOST_ACTS * (len(waiting) + len(running) + 1)
+    def too_many(self, waiting: Sized, running: Sized) -> bool:
+        """Whether there were too many starts at this moment for the jobs in the cluster."""
+        return self.acts > MOST_ACTS * (len(waiting) + len(running) + 1)
 
     def stands_too_long(self, *, could_start: bool) -> bool:
         """Whether jobs wait and none runs once too often; one of them could start, or nodes are down."""

@@ -34,6 +34,9 @@ class Packed(Placement):
     name = "packed"
 
     def choose(self, machines: Machines, pool: Pool, gpus: int) -> Counts:
+        for nodes in pool.by_free[gpus:]:
+            if nodes:
+                return [((nodes & -nodes).bit_length() - 1, gpus)]
         return pack(pool, gpus)
 
 
@@ -100,10 +103,6 @@ def pack(pool: Pool, gpus: int, among: int = -1) -> Counts:
     """The fullest node that suffices; else the emptiest nodes, and the fullest that suffices for the rest."""
     counts: Counts = []
     by_free, most = pool.by_free, len(pool.by_free) - 1
-    if among == -1 and gpus <= most:
-        for nodes in by_free[gpus:]:
-            if nodes:
-                return [((nodes & -nodes).bit_length() - 1, gpus)]
     left = list(by_free) if among == -1 else [nodes & among for nodes in by_free]
     while True:
         for free in range(gpus, most + 1):

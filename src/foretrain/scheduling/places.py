@@ -55,7 +55,7 @@ class Places:
     def find(self, job: Active, gpus: int, pool: Pool | None) -> Allocation | None:
         """The GPUs that a job would get, of a pool where one is given; None where there are too few."""
         if pool is not None and pool.free >= gpus and not self._shares:
-            return self._free(pool, gpus)
+            return self._pick(pool.number, self._choose(self._machines, pool, gpus))
         pool = pool or self.pool_for(job, gpus)
         if pool is None and self._mixed:
             return self._across(job, gpus)

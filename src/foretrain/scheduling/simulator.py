@@ -26,7 +26,7 @@ from foretrain.scheduling.machines import (
     memory_of,
 )
 from foretrain.scheduling.migration import migrate_all
-from foretrain.scheduling.patience import Patience
+from foretrain.scheduling.patience import MOST_ACTS, Patience
 from foretrain.scheduling.placement import Packed, Placement
 from foretrain.scheduling.places import Places
 from foretrain.scheduling.rates import Rates
@@ -190,7 +190,8 @@ class Simulation:
         """Run a waiting job: on GPUs that the placement chooses, or on those given."""
         if not isinstance(job, Active) or self.waiting.get(job.number) is not job:
             raise self._not_waiting(job)
-        if self._patience.starts_too_often(self.waiting, self.running):
+        self._patience.acts += 1
+        if self._patience.acts > MOST_ACTS and self._patience.too_many(self.waiting, self.running):
             endless = f"starts jobs {self._patience.acts:,} times at one moment and comes to no end"
             raise self._misbehaved(f"{endless} (last: {job.spec.name!r})")
         count = job.gpus if gpus is None else gpus
@@ -469,15 +470,16 @@ class Simulation:
 
     def _stop(self, job: Active, reason: str) -> None:
         """Off its GPUs, with what it did counted."""
-        allocation = job.allocation
+        allocation, now = job.allocation, self.now
         assert allocation is not None
-        job.done = self.done(job)
-        held_s = self.now - job.since_s
+        if now > job.ready_s:
+            job.done += (now - job.ready_s) * job.rate
+        held_s = now - job.since_s
         job.attained_gpu_s += held_s * allocation.gpus
         job.ran_s += held_s
-        if job.ready_s > self.now:
-            job.overhead_gpu_s -= (job.ready_s - self.now) * allocation.gpus
-        self._segments.add(job.number, job.since_s, self.now, reason, allocation)
+        if job.ready_s > now:
+            job.overhead_gpu_s -= (job.ready_s - now) * allocation.gpus
+        self._segments.add(job.number, job.since_s, now, reason, allocation)
         if self._mates is not None:
             self._left(job)
         self.machines.give_back(allocation)

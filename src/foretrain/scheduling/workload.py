@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -79,9 +80,10 @@ class TraceGenerator:
     def trace(self) -> Trace:
         """The jobs; the same seed gives the same ones."""
         draw = random.Random(self.seed)
+        sizes, weights = list(_SIZES), list(itertools.accumulate(_SIZES.values()))
         jobs, now_s = [], 0.0
         for number in range(self.jobs):
-            gpus = draw.choices(list(_SIZES), list(_SIZES.values()))[0]
+            gpus = draw.choices(sizes, cum_weights=weights)[0]
             elastic = draw.random() < self.elastic
             jobs.append(
                 TraceJob(

@@ -25,6 +25,8 @@ from foretrain.scheduling.sharing.interference import Interference
 from foretrain.scheduling.speeds import Speeds
 
 ROUND_S = 360.0
+LEAST_ROUND_S = 1.0
+"""With shorter ones a simulation hardly ends."""
 RESET_S = 1920.0
 """Least time between two allotments."""
 _FASTEST_FIRST = ("v100", "p100", "k80")

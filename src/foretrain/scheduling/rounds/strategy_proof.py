@@ -50,7 +50,7 @@ def partial_allocation(rates: Column, weights: Column, gpus: Column, counts: Col
         found = proportional(rates[chosen], weights[chosen], gpus[chosen], counts)
         reached = np.log((rates[chosen] * found).sum(axis=2))
         without[first : first + step] = (weights[chosen] * reached).sum(axis=1)
-    kept = np.exp(np.minimum((logs.sum() - logs - without) / weights, 0.0))
+    kept = np.exp(np.clip((logs.sum() - logs - without) / weights, -1.0, 0.0))  # but for rounding, within
     parts: Column = shares * kept[:, None]
     return parts
 
