@@ -240,6 +240,18 @@ def test_a_loaded_predictor_forgets_parts_of_its_own_dataset(
         forget()
 
 
+def test_what_was_learned_without_a_family_is_learned_once(folder: Path) -> None:
+    ok("fit", "deletepop", operators(folder), "--out", "mine")
+    once, again, other = (
+        predictors.get("mine").without(families=frozenset({name})) for name in ("vgg", "vgg", "bert")
+    )
+    assert isinstance(once, DeletePopPredictor)
+    assert isinstance(again, DeletePopPredictor)
+    assert isinstance(other, DeletePopPredictor)
+    assert once.costs is again.costs
+    assert once.costs is not other.costs
+
+
 def test_the_shipped_predictor_names_the_dataset_that_it_learned_from(folder: Path) -> None:
     with pytest.raises(InputError, match=r"^data/ops_h200\.parquet: gone or changed"):
         predictors.get("deletepop").without(families=frozenset({"resnet"}))

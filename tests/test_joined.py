@@ -73,6 +73,11 @@ def test_what_is_known_comes_back_from_its_document() -> None:
     assert Known.from_dict(json.loads(json.dumps(known.to_dict()))) == known
 
 
+def on_gpu(one: Job) -> Job:
+    cluster = {"device": "t4", "devices_per_node": one.cluster.world_size}
+    return Job.read({**one.to_dict(), "cluster": cluster})
+
+
 def test_what_no_run_has_of_a_job_is_named() -> None:
     jobs = [job(workers, 8, optimizer="sgd") for workers in (1, 2, 4)]
     known = Known.of([*jobs, job(2, 8, name="model.py:other", optimizer="adam")])
@@ -82,7 +87,13 @@ def test_what_no_run_has_of_a_job_is_named() -> None:
     ]
     assert known.news(job(2, 8, precision="bf16")) == ["training.precision: bf16, which no run has (fp32)"]
     assert known.notes(job(16, 8)) == ["beyond the runs in workers: 16, they have 1 to 4"]
-    earlier = {name: part for name, part in known.to_dict().items() if name not in ("everyone", "by_model")}
+    beside = [*jobs, on_gpu(job(2, 8, precision="bf16", optimizer="adam"))]
+    assert Known.of(beside).news(job(2, 8, precision="bf16")) == [
+        "training.precision: bf16, which no run has (fp32)"
+    ]
+    assert Known.of(beside).news(on_gpu(job(2, 8, precision="bf16", optimizer="adam"))) == []
+    told = ("everyone", "by_device", "by_model")
+    earlier = {name: part for name, part in known.to_dict().items() if name not in told}
     assert Known.from_dict(earlier).notes(job(16, 8, precision="bf16")) == []
 
 

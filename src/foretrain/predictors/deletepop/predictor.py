@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, NamedTuple, Self, final
 
 import numpy as np
 
@@ -94,7 +94,8 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         if costs is not None and host is not None:
             self.costs, self.host, self.sources = costs, host, tuple(sources)
         self.calibrations_: dict[str, Calibration] = dict(calibrations or {})
-        self._operators: Operators = operators or (lambda: _operators_of(self.sources))
+        self._operators: Operators = operators or (lambda: _operators_of(_datasets_of(self.sources)))
+        self._of_sources = operators is None
 
     @functools.cached_property
     def costs(self) -> LearnedCosts:
@@ -116,7 +117,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
             self.host,
             sources=self.sources,
             calibrations=self.calibrations_,
-            operators=self._operators,
+            operators=None if self._of_sources else self._operators,
         )
 
     # Forecasts
@@ -353,23 +354,18 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
             else dataclasses.replace(self.host, names=names)
         )
         self.sources, self.calibrations_ = tuple(sources), {}
-        self._operators = lambda: operators
+        self._operators, self._of_sources = lambda: operators, False
         return self
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
-        from foretrain.costs.fitting import dispatch_costs, fit_costs
-
         if not families and not devices:
             self.calibrations_ = {}
             return self
-        kept = [one for one in self._operators() if one.known_without(families) and one.device not in devices]
-        if not kept:
-            raise InputError(
-                f"operators: none is left without {', '.join(sorted(families | devices))}; "
-                "learn from more of them"
-            )
-        self.costs = fit_costs(kept)
-        self.host = dataclasses.replace(self.host, names=dispatch_costs(kept) or self.host.names)
+        if self._of_sources:
+            self.costs, names = _learned_without(_datasets_of(self.sources), families, devices)
+        else:
+            self.costs, names = _forgetting(self._operators(), families, devices)
+        self.host = dataclasses.replace(self.host, names=names or self.host.names)
         self.calibrations_ = {}  # they are relative to the operator models that are gone
         return self
 
@@ -420,11 +416,51 @@ def _shipped() -> tuple[LearnedCosts, DispatchHost, dict[str, Any]]:
     return load_costs(SHIPPED)
 
 
-def _operators_of(sources: Iterable[Mapping[str, Any]]) -> Iterator[MeasuredOperator]:
+@functools.lru_cache(maxsize=8)
+def _learned_without(
+    datasets: tuple[_Dataset, ...], families: frozenset[str], devices: frozenset[str]
+) -> tuple[LearnedCosts, Mapping[str, float]]:
+    """What operator datasets teach without some families and devices: a minute's work, that several
+    predictors ask for."""
+    return _forgetting(_operators_of(datasets), families, devices)
+
+
+def _forgetting(
+    operators: Iterable[MeasuredOperator], families: frozenset[str], devices: frozenset[str]
+) -> tuple[LearnedCosts, Mapping[str, float]]:
+    """Operator models, and dispatch costs by the name of the operator where these are known, learned without
+    some families and devices."""
+    from foretrain.costs.fitting import dispatch_costs, fit_costs
+
+    kept = [one for one in operators if one.known_without(families) and one.device not in devices]
+    if not kept:
+        raise InputError(
+            f"operators: none is left without {', '.join(sorted(families | devices))}; "
+            "learn from more of them"
+        )
+    return fit_costs(kept), dispatch_costs(kept)
+
+
+class _Dataset(NamedTuple):
+    """A file of measured operators, as it was when it was learned from."""
+
+    path: Path
+    sha256: str
+    device: str
+
+
+def _datasets_of(sources: Iterable[Mapping[str, Any]]) -> tuple[_Dataset, ...]:
     """The operator datasets among what models were learned from, where they are still to be found."""
-    for source in sources:
-        if "device" in source:
-            yield from load_measured(find_source(source), source["device"])
+    return tuple(
+        _Dataset(find_source(source).resolve(), source["sha256"], source["device"])
+        for source in sources
+        if "device" in source
+    )
+
+
+def _operators_of(datasets: Iterable[_Dataset]) -> Iterator[MeasuredOperator]:
+    for dataset in datasets:
+        yield from load_measured(dataset.path, dataset.device)
 
 
 def _spaced(runs: Iterable[Run]) -> dict[str, list[Run]]:

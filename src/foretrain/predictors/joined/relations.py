@@ -41,6 +41,9 @@ _ALONG = ("workers", "nodes", "cores", "batch of a worker")
 _NAMED = tuple(name for name in SETTINGS if name not in (*LINKS, "cluster.device"))
 """Settings that are named where no run has them; new devices are a relation of their own, and links go by the
 numbers of nodes."""
+_FOLLOWING = frozenset({"plan.asynchronous", "cluster.servers", "plan.schedule", "plan.sequence_parallel"})
+"""Those that only jobs with servers, a pipeline or tensor parallelism have, which are named where no run has
+any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,8 @@ class Told:
         found = {}
         for name, known in self.settings.items():
             value = SETTINGS[name](job)
-            if value is not None and not _among(value, known):
+            follows = name in _FOLLOWING and not known
+            if value is not None and not follows and not _among(value, known):
                 have = f" ({', '.join(map(str, known))})" if known else ""
                 found[name] = f"{name}: {value}, which no run{whose} has{have}"
         return found
@@ -102,13 +106,16 @@ class Known:
     workloads: Mapping[str, Numbers]
     everyone: Told
     """What all runs have."""
+    by_device: Mapping[str, Told]
     by_model: Mapping[str, Told]
 
     @classmethod
     def of(cls, jobs: Sequence[Job]) -> Self:
         by_workload: dict[str, list[Job]] = {}
+        by_device: dict[str, list[Job]] = {}
         by_model: dict[str, list[Job]] = {}
         for job in jobs:
+            by_device.setdefault(device_of(job), []).append(job)
             by_workload.setdefault(workload_key(job), []).append(job)
             by_model.setdefault(job.workload.model.key, []).append(job)
         return cls(
@@ -116,20 +123,25 @@ class Known:
             models=frozenset(job.workload.model.key for job in jobs),
             workloads={key: Numbers.of(number_columns(mine)) for key, mine in by_workload.items()},
             everyone=Told.of(jobs),
+            by_device={device: Told.of(mine) for device, mine in by_device.items()},
             by_model={key: Told.of(mine) for key, mine in by_model.items()},
         )
 
     def news(self, job: Job) -> list[str]:
-        """The settings of a job that no run has, in words: nothing that was learned from runs tells of
-        them."""
-        return list(self.everyone.news(job, "").values())
+        """The settings of a job that no run on its device has, in words: nothing that was learned from runs
+        tells of them."""
+        return list(self._around(job).news(job, "").values())
+
+    def _around(self, job: Job) -> Told:
+        """What runs on its device have, or all where there are none."""
+        return self.by_device.get(device_of(job), self.everyone)
 
     def notes(self, job: Job) -> list[str]:
         """What runs, those of the model where there are some, do not have of a job: settings, and numbers
         beyond theirs."""
-        told, row = self.by_model.get(job.workload.model.key, self.everyone), number_row(job)
-        of_all = self.everyone.news(job, "")
-        named = {**told.news(job, " of this model"), **of_all}
+        around, row = self._around(job), number_row(job)
+        told = self.by_model.get(job.workload.model.key, around)
+        named = {**told.news(job, " of this model"), **around.news(job, "")}
         where = elsewhere(job, self.everyone.machines)
         beyond = notes_of(told.numbers, told.numbers.away(row), row)
         return [*named.values(), *beyond, *([] if where is None else [where])]
@@ -152,6 +164,7 @@ class Known:
             "models": sorted(self.models),
             "workloads": {key: _listed(one.values) for key, one in self.workloads.items()},
             "everyone": self.everyone.to_dict(),
+            "by_device": {device: told.to_dict() for device, told in self.by_device.items()},
             "by_model": {key: told.to_dict() for key, told in self.by_model.items()},
         }
 
@@ -159,12 +172,14 @@ class Known:
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
         """One of an earlier version does not say what settings runs have: then none is named."""
         silent = Told(settings={}, numbers=Numbers(values={}))
-        everyone, by_model = document.get("everyone"), document.get("by_model", {})
+        everyone = document.get("everyone")
+        by_device, by_model = (document.get(name, {}) for name in ("by_device", "by_model"))
         return cls(
             devices=frozenset(document["devices"]),
             models=frozenset(document["models"]),
             workloads={key: Numbers(values=_tuples(values)) for key, values in document["workloads"].items()},
             everyone=silent if everyone is None else Told.from_dict(everyone),
+            by_device={device: Told.from_dict(told) for device, told in by_device.items()},
             by_model={key: Told.from_dict(told) for key, told in by_model.items()},
         )
 
