@@ -318,7 +318,7 @@ def _scenarios(
 ) -> list[Scenario]:  # fmt: skip
     from foretrain.cli.schedule_world import pairs_of, spot_of, uses_of, written_by_kind
     from foretrain.scheduling.clusters import read_machines, sections_of
-    from foretrain.scheduling.rounds import LEAST_ROUND_S
+    from foretrain.scheduling.rounds.simulation import LEAST_ROUND_S
     from foretrain.scheduling.rules import Rules, read_rules
     from foretrain.scheduling.sharing.use import WAYS
     from foretrain.scheduling.simulator import Settings
