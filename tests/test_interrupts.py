@@ -289,3 +289,9 @@ def test_ctrl_c_that_a_library_wraps_is_an_interrupt(monkeypatch: pytest.MonkeyP
     result = run("predict", "resnet18")
     assert (result.exit_code, result.stderr) == (130, "foretrain: interrupted\n")
     assert not is_interrupt(RuntimeError("a bug"))
+
+
+def test_errors_that_cause_one_another_are_no_interrupt() -> None:
+    one, other = RuntimeError("one"), RuntimeError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert not is_interrupt(one)

@@ -52,9 +52,11 @@ def ended_as_interrupted() -> Iterator[None]:
 def is_interrupt(error: BaseException | None) -> bool:
     """Whether an exception stands for Ctrl-C: Python 3.11, for one, makes another of what is raised while a
     class is made, as when it comes while torch is imported."""
-    while error is not None:
+    seen: set[int] = set()  # causes may go round in a circle
+    while error is not None and id(error) not in seen:
         if isinstance(error, KeyboardInterrupt):
             return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
 
