@@ -10,13 +10,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from commands import begin_python
 from made_up import one_product
 
 PATIENCE_S = 120.0
@@ -108,10 +108,8 @@ class Server:
 
 def start(db: str, *words: str, environment: Mapping[str, str] | None = None) -> Server:
     """The command, once it listens."""
-    command = [sys.executable, "-m", "foretrain.cli", "serve", "--port", "0", "--db", db, *words]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
-    )
+    words = ("-m", "foretrain.cli", "serve", "--port", "0", "--db", db, *words)
+    process = begin_python(*words, env={**os.environ, **(environment or {})})
     assert process.stderr is not None
     line = process.stderr.readline()
     found = re.search(r"serving on http://127\.0\.0\.1:(\d+)", line)

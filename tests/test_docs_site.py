@@ -130,9 +130,10 @@ def test_the_pages_are_written_into_a_folder(reference: ModuleType, tmp_path: Pa
 
 def test_the_version_is_the_same_everywhere() -> None:
     changes = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    version, day = re.fullmatch(r"([\d.]+) \((\d{4}-\d\d-\d\d)\)", changes[1]).groups()  # type: ignore[union-attr]
+    released = [heading for heading in changes if heading != "Unreleased"]
+    version, day = re.fullmatch(r"([\d.]+) \((\d{4}-\d\d-\d\d)\)", released[0]).groups()  # type: ignore[union-attr]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert changes[0] == "Unreleased"
+    assert "Unreleased" not in changes[1:]
     assert version == foretrain.__version__ == citation["version"]
     assert day == str(citation["date-released"])
 
