@@ -1,4 +1,4 @@
-"""How a model is spread over devices: Plan."""
+"""Describes how a model is spread over devices: Plan."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def schedule(
     every_s = _seconds("checkpoint-every", checkpoint_every or "30min")
     nodes_to_rack = 16 if rack is None else rack
     scenarios = _scenarios(
-        jobs, policy.split(","), cluster=cluster, rack=nodes_to_rack,
+        policy.split(","), cluster=cluster, rack=nodes_to_rack,
         placement=placement, rounds=rounds, beliefs=beliefs, seeds=seeds,
         source={"throughputs": throughputs, "predictor": predictor, "templates": templates,
         "slowdown_per_node": slowdown_per_node or 0.0,
@@ -311,7 +311,7 @@ def _jobs(
 
 
 def _scenarios(
-    jobs: Trace, policies: Sequence[str], *, cluster: str, rack: int, placement: str, rounds: str | None,
+    policies: Sequence[str], *, cluster: str, rack: int, placement: str, rounds: str | None,
     beliefs: Sequence[dict[str, Any]], seeds: int,
     source: dict[str, Any], settings: dict[str, Any], world: dict[str, Any],
     failures: tuple[str | None, str | None, str, Path | None],

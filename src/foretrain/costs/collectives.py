@@ -58,8 +58,6 @@ class Rates:
     """Over NVLink or PCIe, to members that it joins."""
     outside_bytes_per_s: float
     """Its part of the adapters of its node, as far as the network above them carries it."""
-    inside_latency_s: float
-    outside_latency_s: float
 
 
 class Collectives:
@@ -236,8 +234,6 @@ class _Route:
         return Rates(
             inside_bytes_per_s=inside.rate,
             outside_bytes_per_s=outside.rate / outside.narrows[True] / placed.per_domain,
-            inside_latency_s=inside.latency_s,
-            outside_latency_s=outside.latency_s,
         )
 
     @property

@@ -1,5 +1,5 @@
-"""What Transformer Engine does beside casting tensors to fp8: weights stay cast for all micro-batches of a
-step, tensor parallelism gathers what is cast already, and numbers may have four bits."""
+"""Rewrites a graph to what Transformer Engine does beside casting tensors to fp8: weights stay cast for all
+micro-batches of a step, tensor parallelism gathers what is cast already, and numbers may have four bits."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def with_gathers_in_fp8(graph: OpGraph) -> OpGraph:
         if op.operator.name != "all_gather" or op.operator.overload != "tensor" or len(op.writes) != 1:
             continue
         readers = edit.readers(op.writes[0])
-        casts = [i for i in readers if graph.ops[i].operator.name == _CAST]
-        if not casts or any(graph.ops[i].operator.name not in (_CAST, _LARGEST) for i in readers):
+        casts = [reader for reader in readers if graph.ops[reader].operator.name == _CAST]
+        if not casts or any(graph.ops[reader].operator.name not in (_CAST, _LARGEST) for reader in readers):
             continue
         gather = _gather(op.operator)
         edit.change_buffer(op.writes[0], gather.outputs[0].size_bytes, "temporaries")
         edit.replace(i, dataclasses.replace(op, operator=gather))
-        for i in readers:
-            if graph.ops[i].operator.name == _LARGEST:
-                edit.replace(i, _of_part(graph.ops[i], op))
+        for reader in readers:
+            if graph.ops[reader].operator.name == _LARGEST:
+                edit.replace(reader, _of_part(graph.ops[reader], op))
         for cast in casts:
             if op.phase == "forward":
                 _gather_again(edit, cast, gather)

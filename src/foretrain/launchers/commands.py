@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -64,7 +64,7 @@ def read_script(path: Path, reading: Reading) -> Program:
     """The command that trains, with what the headers and the variables of the script say of devices."""
     headers = slurm_headers(path)
     take(reading, headers, SLURM, "slurm", ignored="*", name=dashed)
-    _gres(reading, headers)
+    _gres(reading)
     return program_of(commands_of(path, _slurm_variables(reading)), path, reading)
 
 
@@ -111,7 +111,7 @@ def slurm_headers(path: Path) -> list[Setting]:
     return found
 
 
-def _gres(reading: Reading, headers: Iterable[Setting]) -> None:
+def _gres(reading: Reading) -> None:
     """Devices of a node, and their name where it is given: ``gpu:h100:8``, ``h100:8``, ``8``."""
     own = reading.tables.setdefault("own", {})
     tasks, nodes = own.get("tasks_per_node", 1), reading.get("cluster.nodes")

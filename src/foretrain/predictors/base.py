@@ -1,5 +1,5 @@
-"""The interface that every predictor has: fit on runs, predict a job, the quantities it can give, and its
-state in a folder."""
+"""Defines the interface that every predictor has: fit on runs, predict a job, the quantities it can give,
+and its state in a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The REST interface of a server: its routes, and one way to say what is wrong with a request."""
+"""Defines the REST interface of a server: its routes, and one way to say what is wrong with a request."""
 
 from __future__ import annotations
 

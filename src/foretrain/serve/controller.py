@@ -1,4 +1,5 @@
-"""PredictDDL's controller: checks a job, completes it with the cluster there is, forecasts and records it."""
+"""Checks a job, completes it with the cluster there is, forecasts and records it: the controller of
+PredictDDL."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The list of repeated blocks of a deep model: which of them are alike, and the model with only its distinct
-ones."""
+"""Finds the list of repeated blocks of a deep model, tells which of them are alike, and cuts the model down
+to its distinct ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which layers of a model are cut by columns, by rows or by vocabulary: the user's word, the library's own
-plan, and names in common use."""
+"""Decides which layers of a model are cut by columns, by rows or by vocabulary: by the user's word, the
+library's own plan, or names in common use."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Changes to what a module is called with, returns and keeps, made around its ``forward``: its operators stay
-those of the module."""
+"""Changes what a module is called with, returns and keeps, around its ``forward``: its operators stay those
+of the module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Steps that training frameworks make around a user's code: Lightning's and Hugging Face's trainers."""
+"""Runs the steps that training frameworks make around a user's code: those of Lightning's and Hugging Face's
+trainers."""
 
 from __future__ import annotations
 

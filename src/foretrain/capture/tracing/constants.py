@@ -1,4 +1,4 @@
-"""Values of meta tensors that do not depend on weights: masks, positions and token ids are computed for real
+"""Computes values of meta tensors that do not depend on weights (masks, positions, token ids) for real,
 beside the trace.
 
 A model may ask such a tensor a question (``if mask.all():``). The answer then is the true one, not an error.

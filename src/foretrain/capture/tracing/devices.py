@@ -1,4 +1,4 @@
-"""Code that asks for a GPU, or to leave one, stays on the meta device."""
+"""Keeps code that asks for a GPU, or to leave one, on the meta device."""
 
 from __future__ import annotations
 

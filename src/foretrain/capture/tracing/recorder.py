@@ -320,7 +320,7 @@ class Recorder(TorchDispatchMode):
             name = cuda_name(func, args, input_specs)
             launches = changes and traffic.launches(name)
             read, write = (
-                traffic.bytes_moved(name, args, input_specs, output_specs, tuple(map(self._spec, written)))
+                traffic.bytes_moved(name, input_specs, output_specs, tuple(map(self._spec, written)))
                 if launches
                 else (0, 0)
             )

@@ -1,5 +1,5 @@
-"""DeletePop: costs every operator of the captured step from an operator dataset, and sums up to the whole
-job."""
+"""Forecasts a job by DeletePop: every operator of the captured step costed from an operator dataset, and
+summed up to the whole job."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Driple: a graph neural network that tells from a step's graph how busy device, memory and network will be;
-tailored to a new setting by transfer."""
+"""Forecasts by Driple how busy device, memory and network will be: a graph neural network tells it from a
+step's graph, and is tailored to a new setting by transfer."""
 
 from __future__ import annotations
 

@@ -39,12 +39,12 @@ COPY_BYTES, REQUEST_BYTES = 1.067, 0.064
 _SIZEABLE_BYTES, _BOUND = 5e6, 0.8
 """Batches whose handing over can be told from noise, and the share of the pace at which loaders set it."""
 WINDOW_S, FEWEST_STEPS = 0.5, 3
+"""The window that the figures are of: as many steps as fill the time, but a few at least; as a campaign
+measures it."""
 _TELLING = 4
 """Sizes of jobs from which on runs tell how much is held for each byte of tensors."""
 _OVER_TIME = np.isin(TARGETS, (MEANS[0], *MEANS[2:], "memory_busy"))
 """Averages of what a step does, which a longer step has less of."""
-"""The window that the figures are of: as many steps as fill the time, but a few at least; as a campaign
-measures it."""
 _FLOORS = {"device_utilization": 0.02, "memory_utilization": 0.0, "network_rx": 20e3, "network_tx": 20e3}
 
 

@@ -1,4 +1,5 @@
-"""PredictDDL: regresses the step time on an embedding of the graph and features of the cluster."""
+"""Forecasts by PredictDDL: regresses the step time on an embedding of the graph and features of the
+cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What PredictDDL learned for one dataset type: how far a job lies from it, how wide that makes the interval,
-and how it is kept."""
+"""Holds what PredictDDL learned for one dataset type: how far a job lies from it, how wide that makes the
+interval, and how it is kept."""
 
 from __future__ import annotations
 

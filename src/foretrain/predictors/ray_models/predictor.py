@@ -1,4 +1,5 @@
-"""Ray performance models: forecasts a training at other scales of data, workers and cores from its runs."""
+"""Forecasts a training on Ray at other scales of data, workers and cores, by performance models of its
+runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Diffusion transformers of one stream: DiT (Peebles and Xie 2023), conditioned on classes, and PixArt-alpha
-(Chen et al. 2023), on prompts."""
+"""Defines diffusion transformers of one stream: DiT (Peebles and Xie 2023), conditioned on classes, and
+PixArt-alpha (Chen et al. 2023), on prompts."""
 
 from __future__ import annotations
 

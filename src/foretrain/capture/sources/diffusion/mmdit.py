@@ -1,5 +1,5 @@
-"""Diffusion transformers of two streams, of words and of patches, which meet in attention: Stable Diffusion 3
-(Esser et al. 2024) and FLUX.1 (Black Forest Labs 2024)."""
+"""Defines diffusion transformers of two streams, of words and of patches, which meet in attention: Stable
+Diffusion 3 (Esser et al. 2024) and FLUX.1 (Black Forest Labs 2024)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""U-Nets: DDPM (Ho et al. 2020), ADM (Dhariwal and Nichol 2021), Stable Diffusion (Rombach et al. 2022), SDXL
-(Podell et al. 2023)."""
+"""Defines U-Nets: DDPM (Ho et al. 2020), ADM (Dhariwal and Nichol 2021), Stable Diffusion (Rombach et al.
+2022), SDXL (Podell et al. 2023)."""
 
 from __future__ import annotations
 

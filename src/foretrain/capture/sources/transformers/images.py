@@ -1,4 +1,5 @@
-"""Images as transformers' models take them: whole, cut into patches that are packed, in tiles, as videos."""
+"""Makes images as transformers' models take them: whole, cut into patches that are packed, in tiles, as
+videos."""
 
 from __future__ import annotations
 

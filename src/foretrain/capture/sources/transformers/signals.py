@@ -1,4 +1,4 @@
-"""Sound and time series as transformers' models take them."""
+"""Makes sound and time series as transformers' models take them."""
 
 from __future__ import annotations
 
