@@ -319,7 +319,7 @@ class Catalog:
         list, us, 2025-06``; empty where nothing is known."""
         if cluster.price_per_device_hour is not None:
             return f"{format_dollars(cluster.price_per_device_hour)}/device: as the job gives it"
-        told = []
+        sources = []
         for group in cluster.groups:
             node = self.price(group.node.name) if group.node else None
             price, what = node or self.price(group.device.name), "core" if group.device.is_cpu else "GPU"
@@ -327,8 +327,10 @@ class Catalog:
                 return ""
             what = "node" if node else what
             facts = [fact for fact in (price.source, price.region, price.date) if fact not in ("", "unknown")]
-            told.append(f"{format_dollars(price.per_hour)}/{what}: {', '.join(facts) or 'no source given'}")
-        return "; ".join(dict.fromkeys(told))
+            sources.append(
+                f"{format_dollars(price.per_hour)}/{what}: {', '.join(facts) or 'no source given'}"
+            )
+        return "; ".join(dict.fromkeys(sources))
 
     def names(self, kind: Literal["devices", "nodes", "hosts", "links", "prices"]) -> tuple[str, ...]:
         return tuple(_entries(kind, self.files))
@@ -341,12 +343,12 @@ class Catalog:
         return per_device.per_hour * group.device.cores * group.world_size if per_device else None
 
     def _entry(self, kind: str, name: object, field: str) -> Any:
-        found = _index(kind, self.files).get(plain(str(name)))
-        if found is None and kind == "devices":
-            found = self._device_as_sold(str(name))
-        if found is None and kind == "hosts" and (host := self.host_of(str(name))) is not None:
-            found = host.name
-        if found is None:
+        entry_name = _index(kind, self.files).get(plain(str(name)))
+        if entry_name is None and kind == "devices":
+            entry_name = self._device_as_sold(str(name))
+        if entry_name is None and kind == "hosts" and (host := self.host_of(str(name))) is not None:
+            entry_name = host.name
+        if entry_name is None:
             entries, other = _entries(kind, self.files), {"devices": "node", "nodes": "device"}.get(kind)
             if other and plain(str(name)) in _index(f"{other}s", self.files):
                 raise InputError(f"{field}: {name!r} is a {other} of the catalogue; give it as {other}")
@@ -358,22 +360,22 @@ class Catalog:
             if kind == "hosts":
                 what = f"a file of foretrain measure host, nor {what}"
             raise unknown(field, name, [*entries, *aliases], what)
-        return _build(kind, found, self.files)
+        return _build(kind, entry_name, self.files)
 
     def _device_as_sold(self, name: str) -> str | None:
         """The device that a driver, a cloud or a shop calls so; one with another memory is none."""
         words = telling_words(name)
         index = _words_index(self.files)
-        if (found := index.get(words)) is not None:
-            return found
+        if (device_name := index.get(words)) is not None:
+            return device_name
         sizes = [word for word in words if GIGABYTES.fullmatch(word)]
-        found = index.get(words - {*sizes}) if len(sizes) == 1 else None
-        if found is None:
+        device_name = index.get(words - {*sizes}) if len(sizes) == 1 else None
+        if device_name is None:
             return None
-        memory: float = _build("devices", found, self.files).memory_bytes
+        memory: float = _build("devices", device_name, self.files).memory_bytes
         stated = float(sizes[0].removesuffix("gb"))
         fits = any(abs(memory / unit / stated - 1) < SAME_MEMORY for unit in (1e9, 2**30))
-        return found if fits else None
+        return device_name if fits else None
 
     def _check(self, path: Path) -> None:
         """Mistakes in a user's file show when it is loaded, not when an entry happens to be used."""
@@ -469,13 +471,13 @@ def _hosts(files: tuple[Path, ...]) -> tuple[Host, ...]:
 @functools.cache
 def _host_in(words: str, files: tuple[Path, ...]) -> Host | None:
     around = f"-{re.sub(r'[^a-z0-9]+', '-', words.lower())}-"
-    told = [
+    described = [
         host
         for host in _hosts(files)
         for alias in map(plain, host.aliases)
         if "-" in alias and f"-{alias}-" in around
     ]
-    return named_host(words, _hosts(files)) or (told[0] if told else None)
+    return named_host(words, _hosts(files)) or (described[0] if described else None)
 
 
 @functools.cache

@@ -211,8 +211,8 @@ def schedule(
     now = None if when is None or trace is None else queue_now(Path(trace), format)
     jobs = _jobs(trace, generate, format, first, now)
     if now is not None:
-        told = f"{now.running:,} running, {now.waiting:,} waiting, {now.history:,} ended that tell how long"
-        say(f"{jobs.name}: the queue as it stands: {told}")
+        counts = f"{now.running:,} running, {now.waiting:,} waiting, {now.history:,} ended that tell how long"
+        say(f"{jobs.name}: the queue as it stands: {counts}")
         if errors is None and residuals is None and now.error:
             errors = f"{min(now.error, 9.0):.3f}"
     if seeds is None:

@@ -211,7 +211,7 @@ def kernel_models(
     for one, described in operators:
         if one.kernels is not None and described.figures and not traits(one.name).multi_tensor:
             families.setdefault(described.family, []).append((one, described))
-    found: dict[str, OperatorModel] = {}
+    models: dict[str, OperatorModel] = {}
     for family, members in sorted(families.items()):
         logs = np.log([max(1, one.kernels or 1) for one, _ in members])
         if len(members) < _LEAST or float(logs.std()) < _FEW_KERNELS_DIFFER:
@@ -221,8 +221,8 @@ def kernel_models(
         rows = np.array(
             [[*described.figures, *kernel_figures(one), effects[one.name]] for one, described in members]
         )
-        found[family] = OperatorModel(grow(rows, logs, weights, **_FOR_KERNELS), effects, float(logs.mean()))
-    return found
+        models[family] = OperatorModel(grow(rows, logs, weights, **_FOR_KERNELS), effects, float(logs.mean()))
+    return models
 
 
 def dispatch_costs(operators: Iterable[MeasuredOperator]) -> dict[str, float]:

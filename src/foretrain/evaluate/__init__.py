@@ -399,20 +399,20 @@ def _result(
     failed: int,
     bound: Bound | None = None,
 ) -> Result:
-    mine = [row for row in rows if row.quantity == quantity and row.runs_file == file]
+    compared = [row for row in rows if row.quantity == quantity and row.runs_file == file]
     figures: dict[str, Any] = dict.fromkeys(
         ("mape", "median_ape", "p90_ape", "bias", "coverage", "mre", "rmse")
     )
-    if mine:
-        scores = scores_of(mine)
+    if compared:
+        scores = scores_of(compared)
         figures = {name: getattr(scores, name) for name in figures}
     return Result(
         predictor=predictor,
         quantity=quantity,
         runs_file=file,
         split=split,
-        n=len(mine),
-        unsupported=tested - len(mine),
+        n=len(compared),
+        unsupported=tested - len(compared),
         failed=failed,
         bound=bound,
         **figures,

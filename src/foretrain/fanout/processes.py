@@ -58,15 +58,15 @@ class Processes(Workers):
 
     def ended(self, timeout_s: float | None) -> Sequence[tuple[Chunk, Outcome]]:
         ready = wait([worker.connection for worker in self._workers if worker.chunk is not None], timeout_s)
-        found = []
+        finished = []
         for worker in [worker for worker in self._workers if worker.connection in ready]:
             chunk, worker.chunk = cast(Chunk, worker.chunk), None
             try:
-                found.append((chunk, cast(Outcome, unpack(worker.connection.recv_bytes()))))
+                finished.append((chunk, cast(Outcome, unpack(worker.connection.recv_bytes()))))
             except (EOFError, OSError):
                 self._workers.remove(worker)
-                found.append((chunk, Outcome(lost=_end(worker))))
-        return found
+                finished.append((chunk, Outcome(lost=_end(worker))))
+        return finished
 
     def drop(self) -> None:
         busy = [worker for worker in self._workers if worker.chunk is not None]

@@ -271,14 +271,14 @@ DEEPSPEED: Keys = {
 
 def _devices(reading: Reading, program: Program, folder: Path) -> None:
     launchers = {"torchrun": TORCHRUN, "deepspeed": DEEPSPEED}
-    told = {dashed(one.key): one for one in program.options}
+    given = {dashed(one.key): one for one in program.options}
     if program.launcher in launchers:
         keys = launchers[program.launcher]
         take(reading, program.options, keys, program.launcher, ignored="*", name=dashed)
-        if program.launcher == "torchrun" and "nnodes" not in told:
+        if program.launcher == "torchrun" and "nnodes" not in given:
             reading.default("cluster.nodes", 1)
-        if "hostfile" in told:
-            _hosts(reading, told["hostfile"], folder)
+        if "hostfile" in given:
+            _hosts(reading, given["hostfile"], folder)
     elif program.launcher == "python" and reading.get("cluster.devices_per_node") is None:
         tasks = reading.get("own.tasks_per_node")
         setting = reading.whose("own.tasks_per_node") or reading.whose("own.tasks")

@@ -167,12 +167,12 @@ def read_cells(path: Path, *, home: Path, limited: bool = True) -> list[Cell]:
 def cell_of(job: Job, how: Mapping[str, Any], *, limited: bool = True) -> Cell:
     """The cell that measures a job, run as ``how`` (its provenance) says, or as its cluster does."""
     device = job.cluster.device
-    told = {
+    environment = {
         name: schema.convert(how.get(name), hint, f"provenance.{name}")
         for name, hint in (("cores_per_worker", int | None), ("link", str | None))
     }
-    cores = device.cores if device.is_cpu else told["cores_per_worker"]
-    link = told["link"] if limited else None
+    cores = device.cores if device.is_cpu else environment["cores_per_worker"]
+    link = environment["link"] if limited else None
     if link is None and limited and device.is_cpu and job.cluster.nodes > 1:
         link = link_text(job.cluster.inter_node.bandwidth_bytes_per_s)
     return Cell(job=job, cores=cores or 1, link=link)

@@ -261,15 +261,15 @@ def _autograd(device: torch.device) -> dict[str, Benchmark]:
 def _optimizers(device: torch.device) -> dict[str, Benchmark]:
     """Steps of optimizers over few tensors and many."""
     forms = {"adamw": {"foreach": True}, **({"fused": {"fused": True}} if device.type == "cuda" else {})}
-    found = {}
+    benchmarks = {}
     for form, options in forms.items():
         for count in (_FEW, _MANY):
             weights = [nn.Parameter(torch.ones(8, device=device)) for _ in range(count)]
             for weight in weights:
                 weight.grad = torch.zeros(8, device=device)
             step = torch.optim.AdamW(weights, **options).step  # type: ignore[arg-type]
-            found[f"optimizer.{form}.{count}"] = Benchmark(step)
-    return found
+            benchmarks[f"optimizer.{form}.{count}"] = Benchmark(step)
+    return benchmarks
 
 
 class _Convolutions(nn.Module):

@@ -115,15 +115,15 @@ def _code() -> list[Any]:
 # On disk
 
 
-def _document(found: Found) -> dict[str, Any]:
+def _document(searched: Found) -> dict[str, Any]:
     return {
-        "considered": found.considered,
-        "costed": found.costed,
-        "too_large": found.too_large,
-        "costed_too_large": found.costed_too_large,
-        "impossible": found.impossible,
-        "left": found.left,
-        "refused": dict(found.refused),
+        "considered": searched.considered,
+        "costed": searched.costed,
+        "too_large": searched.too_large,
+        "costed_too_large": searched.costed_too_large,
+        "impossible": searched.impossible,
+        "left": searched.left,
+        "refused": dict(searched.refused),
         "clusters": [
             {
                 "best": [_rating(one) for one in cluster.best],
@@ -134,7 +134,7 @@ def _document(found: Found) -> dict[str, Any]:
                 "tried": [[dataclasses.asdict(cut), time_s] for cut, time_s in cluster.tried.items()],
                 "refused": list(cluster.space.refused)[:1],
             }
-            for cluster in found.clusters
+            for cluster in searched.clusters
         ],
     }
 

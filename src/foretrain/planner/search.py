@@ -143,30 +143,32 @@ def search(
     exhaustive: bool = False,
     processes: int = 1,
     ray: str | None = None,
-    listener: Listener = lambda found: None,
+    listener: Listener = lambda searched: None,
 ) -> Found:
     """The fastest plans of each cluster whose chance of running out of memory may be at most ``risk``."""
-    found = Found(clusters=[OnCluster.of(space) for space in spaces])
+    searched = Found(clusters=[OnCluster.of(space) for space in spaces])
     began_s = time.monotonic()
 
     def time_is_up() -> bool:
-        found.seconds = time.monotonic() - began_s
-        return seconds is not None and found.seconds > seconds
+        searched.seconds = time.monotonic() - began_s
+        return seconds is not None and searched.seconds > seconds
 
     portable = _Held(predictor) if processes == 1 and ray is None else Portable.of_learned(predictor)
     asked = _Asked(portable=portable, spaces=tuple(spaces), risk=risk)  # type: ignore[arg-type]
     with Crew(_rate, shared=asked, processes=processes, ray=ray) as crew:
         for widen in (_as_they_are, _with_offload, _with_contexts):
-            if not widen(found):
+            if not widen(searched):
                 continue
-            _rounds(found, crew, time_is_up, listener, max(1, processes), exhaustive=exhaustive)
-            if time_is_up() or all(one.best for one in found.clusters):
+            _rounds(searched, crew, time_is_up, listener, max(1, processes), exhaustive=exhaustive)
+            if time_is_up() or all(one.best for one in searched.clusters):
                 break
     time_is_up()
-    if found.clusters and all(one.untraced and not one.best and one.least is None for one in found.clusters):
-        raise CaptureError(found.clusters[0].untraced)
-    found.left = len({cut for one in found.clusters for cut in one.cuts if cut not in one.tried})
-    return found
+    if searched.clusters and all(
+        one.untraced and not one.best and one.least is None for one in searched.clusters
+    ):
+        raise CaptureError(searched.clusters[0].untraced)
+    searched.left = len({cut for one in searched.clusters for cut in one.cuts if cut not in one.tried})
+    return searched
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +200,7 @@ def _with_offload(found: Found) -> bool:
 
 
 def _rounds(
-    found: Found,
+    searched: Found,
     crew: Crew[list[tuple[int, Rated]]],
     time_is_up: Callable[[], bool],
     listener: Listener,
@@ -207,29 +209,29 @@ def _rounds(
     exhaustive: bool,
 ) -> None:
     """Try cuts until none that is left promises anything."""
-    while items := _next(found, at_once, exhaustive=exhaustive):
+    while items := _next(searched, at_once, exhaustive=exhaustive):
         if time_is_up():
-            found.interrupted = True
+            searched.interrupted = True
             return
-        tell(f"{found.considered:,} plans so far; {items[0][0].words}")
+        tell(f"{searched.considered:,} plans so far; {items[0][0].words}")
         for (cut, _), answers in zip(items, crew.run(items), strict=True):
             for i, rated in answers:
-                found.clusters[i].add(cut, rated)
-                found.considered += rated.considered
-                found.costed += rated.costed
-                found.too_large += rated.too_large
-                found.costed_too_large += rated.costed_too_large
-                found.impossible += rated.impossible
-                found.refused.update(rated.refused)
-            listener(found)
+                searched.clusters[i].add(cut, rated)
+                searched.considered += rated.considered
+                searched.costed += rated.costed
+                searched.too_large += rated.too_large
+                searched.costed_too_large += rated.costed_too_large
+                searched.impossible += rated.impossible
+                searched.refused.update(rated.refused)
+            listener(searched)
 
 
-def _next(found: Found, at_once: int, *, exhaustive: bool) -> list[Item]:
+def _next(searched: Found, at_once: int, *, exhaustive: bool) -> list[Item]:
     """The cuts that promise most of those that are left, each with the clusters on which it does and what its
     plans must beat there."""
     promises: dict[Cut, float] = {}
     where: dict[Cut, dict[int, tuple[int, float, bool]]] = {}
-    for i, one in enumerate(found.clusters):
+    for i, one in enumerate(searched.clusters):
         for cut, promise in _promising(one, exhaustive=exhaustive):
             promises[cut] = min(promise, promises.get(cut, math.inf))
             where.setdefault(cut, {})[i] = i, one.limit_s, one.space.offloads

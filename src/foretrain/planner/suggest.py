@@ -54,7 +54,7 @@ def suggestions(forecast: Forecast, predictor: Predictor, most: int = MOST) -> l
     rate = forecast.quantities.get("samples_per_s")
     if rate is None:
         return []
-    found = []
+    faster = []
     allowed = max(SAFE_CHANCE, forecast.out_of_memory_chance or 0.0)
     for change in _changes(job):
         tell(f"trying {change.words}")
@@ -64,9 +64,9 @@ def suggestions(forecast: Forecast, predictor: Predictor, most: int = MOST) -> l
             continue
         gain = other["samples_per_s"].median / rate.median - 1.0
         if gain >= _LEAST_GAIN and (other.out_of_memory_chance or 0.0) <= allowed:
-            found.append(Suggestion(change=change.words, fields=change.fields, faster=gain, forecast=other))
-    found.sort(key=lambda one: (one.changes_numbers, -one.faster))
-    return sorted(found[: 2 * most], key=lambda one: -one.faster)[:most]
+            faster.append(Suggestion(change=change.words, fields=change.fields, faster=gain, forecast=other))
+    faster.sort(key=lambda one: (one.changes_numbers, -one.faster))
+    return sorted(faster[: 2 * most], key=lambda one: -one.faster)[:most]
 
 
 def _changes(job: Job) -> Iterator[Change]:

@@ -146,7 +146,7 @@ def _left_out_in_turn(runs: Sequence[Run], pooled: bool) -> list[tuple[float, fl
 def _left_out_along(runs: Sequence[Run], spread: Factors) -> list[LeftOut]:
     columns = number_columns([run.job for run in runs])
     return left_out_along(
-        columns, step_times(runs), lambda part: [(told, spread) for told in _told_s(runs, part)]
+        columns, step_times(runs), lambda part: [(forecast_s, spread) for forecast_s in _told_s(runs, part)]
     )
 
 

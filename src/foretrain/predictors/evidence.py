@@ -92,7 +92,7 @@ class Key:
         image = training.image_shape
         length = training.sequence or (max(image[1:]) if image else None)
         device = groups[0].device
-        found = {
+        sizes = {
             "devices": job.cluster.world_size,
             "nodes": nodes,
             "bandwidth": min(rates or [group.device.memory_bytes_per_s for group in groups]),
@@ -104,8 +104,8 @@ class Key:
         if layout is not None:
             flops = layout.graph.column("flops")
             work = sum(float(flops[stage.calls].sum()) for stage in layout.stages) / len(layout.stages)
-            found |= {"parameters": layout.graph.parameters, "flops": work * job.accumulation}
-        return cls(fields=fields, sizes={name: float(value) for name, value in found.items() if value})
+            sizes |= {"parameters": layout.graph.parameters, "flops": work * job.accumulation}
+        return cls(fields=fields, sizes={name: float(value) for name, value in sizes.items() if value})
 
 
 def plan_words(job: Job) -> str:

@@ -122,17 +122,17 @@ class _Search:
 
     def remedies(self) -> list[Remedy]:
         start = Change(job=self.forecast.job, words="", fields={})
-        found: list[Remedy] = []
+        fitting: list[Remedy] = []
         for changes in (*_SINGLE, *_LAST):
-            if len(found) == ENOUGH or (found and changes in _LAST):
+            if len(fitting) == ENOUGH or (fitting and changes in _LAST):
                 break
-            tries = min(_TRIES, self._left - (0 if found else _FOR_SEVERAL))
+            tries = min(_TRIES, self._left - (0 if fitting else _FOR_SEVERAL))
             if (remedy := self._first_that_fits(changes(self, start), tries)) is not None:
-                found.append(remedy)
-        if not found:
+                fitting.append(remedy)
+        if not fitting:
             together = self._first_that_fits(_together(self, start), self._left)
-            found += [together] if together is not None else []
-        return sorted(found, key=_size_of_change)
+            fitting += [together] if together is not None else []
+        return sorted(fitting, key=_size_of_change)
 
     def _first_that_fits(self, changes: Iterator[Change], tries: int) -> Remedy | None:
         """The first change that is a job at all and fits."""

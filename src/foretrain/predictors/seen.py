@@ -292,10 +292,12 @@ def machines_of(jobs: Sequence[Job]) -> tuple[str, ...]:
 
 def elsewhere(job: Job, machines: Sequence[str]) -> str | None:
     """What to say of CPU workers on another machine than those of runs, where both are told."""
-    mine = machine_of(job)
-    if not mine or not machines or mine in machines:
+    machine = machine_of(job)
+    if not machine or not machines or machine in machines:
         return None
-    return f"cluster.host: {mine}, and runs were made on {'; '.join(machines)}; machines differ by 35% or so"
+    return (
+        f"cluster.host: {machine}, and runs were made on {'; '.join(machines)}; machines differ by 35% or so"
+    )
 
 
 def unseen(name: str, value: Any, known: Sequence[Any], predictor: str) -> UnsupportedJob:
@@ -348,11 +350,13 @@ class Reach:
             elif one.along in one.away.gaps and not one.away.beyond:
                 gaps.setdefault(one.along, []).append(one.excess)
         return cls(
-            gaps={name: quantile_80(some) for name, some in gaps.items() if len(some) >= _FEWEST_LEFT_OUT},
+            gaps={
+                name: quantile_80(errors) for name, errors in gaps.items() if len(errors) >= _FEWEST_LEFT_OUT
+            },
             beyond={
-                name: max(quantile_80(some), _LEAST_GROWTH)
-                for name, some in beyond.items()
-                if len(some) >= _FEWEST_LEFT_OUT
+                name: max(quantile_80(errors), _LEAST_GROWTH)
+                for name, errors in beyond.items()
+                if len(errors) >= _FEWEST_LEFT_OUT
             },
         )
 

@@ -58,20 +58,20 @@ def _notes(evidence: Evidence) -> list[str]:
     return notes
 
 
-def side_by_side_table(found: SideBySide) -> RenderableType:
+def side_by_side_table(answers: SideBySide) -> RenderableType:
     """What each predictor gives, which of them knows such jobs, and where they disagree."""
     headings = ("predictor", "step", "80 % interval", "reserved", "training", "runs like it", "error", "held")
     parts: list[RenderableType] = [
-        Text(describe_model(found.job), style="bold"),
-        Text(describe_cluster(found.job)),
-        table(headings, [_entry(one) for one in found.entries if one.forecast], right=headings[5:]),
+        Text(describe_model(answers.job), style="bold"),
+        Text(describe_cluster(answers.job)),
+        table(headings, [_entry(one) for one in answers.entries if one.forecast], right=headings[5:]),
         Text("reserved: memory that the allocator holds, on the fullest device", "dim"),
         Text("error: median on runs like it; held: share of them in the predictor's 80 % intervals", "dim"),
         Text(),
     ]
-    parts += [Text(line, style="bold yellow") for line in found.disagreements]
-    parts += [Text(found.why_default), Text()]
-    for one in found.entries:
+    parts += [Text(line, style="bold yellow") for line in answers.disagreements]
+    parts += [Text(answers.why_default), Text()]
+    for one in answers.entries:
         if one.forecast is None:
             said = f"refuses: {one.refusal}"
         else:

@@ -140,23 +140,23 @@ def signed(form: Callable[[float], str], value: float) -> str:
     return form(value) if not value else f"{'-' if value < 0 else '+'}{form(abs(value))}"
 
 
-def _sentences(found: Explanation) -> Iterator[str]:
-    time, (a, b) = found.time, found.names
+def _sentences(explained: Explanation) -> Iterator[str]:
+    time, (a, b) = explained.time, explained.names
     if time.is_same:
         yield f"{a} and {b} take the same time per step ({format_seconds(time.whole.b)})"
     else:
         slower = time.whole.difference > 0
         ratio = time.whole.b / time.whole.a if slower else time.whole.a / time.whole.b
         yield f"{b} is {ratio:.3g}x {'slower' if slower else 'faster'}{_reason(time, format_seconds)}"
-    rates = _rates(found)
+    rates = _rates(explained)
     if rates is not None:
         unit, more = rates
         yield f"A step of {b} is of another size: {b} trains {more:.3g}x as many {unit} per second"
-    memory = found.memory
+    memory = explained.memory
     if memory.parts and not memory.is_same:
         size, less = abs(memory.whole.difference), "less" if memory.whole.difference < 0 else "more"
         reason = _reason(memory, format_bytes)
-        yield f"{b} takes {format_bytes(size)} {less} memory on {_fullest(found)}{reason}"
+        yield f"{b} takes {format_bytes(size)} {less} memory on {_fullest(explained)}{reason}"
 
 
 def _fullest(found: Explanation) -> str:

@@ -318,7 +318,7 @@ def _efficiency(curve: Curve, point: Option) -> float:
     return first.time_s.median * first.devices / (point.time_s.median * point.devices)
 
 
-def many_runs_table(found: Sequence[ManyRuns]) -> Table:
+def many_runs_table(ways: Sequence[ManyRuns]) -> Table:
     """Ways to make many runs."""
     rows = [
         [
@@ -329,9 +329,9 @@ def many_runs_table(found: Sequence[ManyRuns]) -> Table:
             "unknown" if one.cost is None else format_dollars(one.cost.median),
             ", ".join(one.misses),
         ]
-        for one in found
+        for one in ways
     ]
-    count = found[0].runs if found else 0
+    count = ways[0].runs if ways else 0
     headings = ("each on", "plan", "at once", f"time of {count} runs", "cost of all", "misses")
     return table(headings, rows, right=headings[2:5])
 
@@ -378,18 +378,18 @@ def sweep_table(found: Sequence[tuple[Mapping[str, Any], Plans]]) -> Table:
     return table(headings, rows, right=headings[len(names) + 2 :])
 
 
-def largest_lines(found: Largest) -> Iterator[RenderableType]:
+def largest_lines(largest: Largest) -> Iterator[RenderableType]:
     """The largest that fits, its plan, and why no more does."""
-    if found.option is None:
-        yield Text(f"no {found.what} fits: {found.why}")
+    if largest.option is None:
+        yield Text(f"no {largest.what} fits: {largest.why}")
         return
-    value = f"{found.value:,}" if isinstance(found.value, int) else found.value
-    option = found.option
-    yield Text(f"largest {found.what} on {cluster_words(option.job)}: {value}")
+    value = f"{largest.value:,}" if isinstance(largest.value, int) else largest.value
+    option = largest.option
+    yield Text(f"largest {largest.what} on {cluster_words(option.job)}: {value}")
     yield Text(f"  {plan_words(option.job)}, {format_seconds(option.step_time_s.median)} a step")
-    if found.next_value is not None:
-        more = f"{found.next_value:,}" if isinstance(found.next_value, int) else found.next_value
-        yield Text(f"  {more} does not: {found.why}")
+    if largest.next_value is not None:
+        more = f"{largest.next_value:,}" if isinstance(largest.next_value, int) else largest.next_value
+        yield Text(f"  {more} does not: {largest.why}")
 
 
 def suggestion_lines(found: Sequence[Suggestion]) -> Iterator[RenderableType]:

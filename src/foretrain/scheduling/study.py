@@ -204,8 +204,8 @@ class Scenario:
         }
         in_use["limits"] = settings.rules.kill
         in_use["partitions"] = any(machine.partition for machine in self.machines)
-        mine = [name for name, used in in_use.items() if used]
-        return [*mine, *(name for name in settings.options if name not in mine)]
+        used_options = [name for name, used in in_use.items() if used]
+        return [*used_options, *(name for name in settings.options if name not in used_options)]
 
     def check(self) -> None:
         """Refuse what the policy cannot honour."""

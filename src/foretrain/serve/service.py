@@ -338,15 +338,15 @@ class Service:
         """Names with a part, presets first, those that start with it before others."""
         part = query.like.lower()
         kinds = _names_of_models()
-        found = [
+        matches = [
             (not name.lower().startswith(part), number, name, kind)
             for number, (kind, names) in enumerate(kinds.items())
             for name in names
             if part in name.lower()
         ]
-        found.sort()
-        chosen = found[: query.limit]
-        return {"models": [{"name": name, "kind": kind} for *_, name, kind in chosen], "total": len(found)}
+        matches.sort()
+        chosen = matches[: query.limit]
+        return {"models": [{"name": name, "kind": kind} for *_, name, kind in chosen], "total": len(matches)}
 
     # Runs
 

@@ -199,7 +199,7 @@ def server_bytes(layout: Layout) -> float:
 def _buckets(layout: Layout, stage: Stage, bucket_bytes: float, *, expert: bool) -> list[tuple[int, float]]:
     """Gradients inside or outside of experts in reverse order of the parameters, in buckets of so many bytes:
     the block that completes each, and its size."""
-    found: list[tuple[int, float]] = []
+    buckets: list[tuple[int, float]] = []
     filled, limit = 0.0, float(_FIRST_BUCKET) if bucket_bytes else np.inf
     item = wire_bytes(layout, 1.0, gradients=True)
     for i in range(len(stage.blocks) - 1, -1, -1):
@@ -207,9 +207,9 @@ def _buckets(layout: Layout, stage: Stage, bucket_bytes: float, *, expert: bool)
             if weight.trainable and weight.expert == expert:
                 filled += item * weight.elements
             if filled >= limit:
-                found.append((i, filled))
+                buckets.append((i, filled))
                 filled, limit = 0.0, bucket_bytes
-    return [*found, (0, filled)] if filled else found
+    return [*buckets, (0, filled)] if filled else buckets
 
 
 def sent_bytes(layout: Layout, stage: Stage) -> dict[str, float]:

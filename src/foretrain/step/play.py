@@ -505,12 +505,12 @@ def stage_memory(layout: Layout, stage: Stage, *, replays: bool = True) -> RankM
         return dataclasses.replace(stage_memory(own, stage, replays=replays), capacity_bytes=capacity)
     layers = sum(block.is_layer for block in stage.blocks)
     stalled = stall_s(layout) * layers > float(layout.calls.device_s[stage.calls].sum())
-    found = rank_memory(layout, stage, stalled=stalled, replays=replays)
+    memory = rank_memory(layout, stage, stalled=stalled, replays=replays)
     if layout.job.workload.training.hides_pools:
-        found = _in_graph_pools(found, layout, stage)
+        memory = _in_graph_pools(memory, layout, stage)
     factor, beside = layout.tuning.activations, layout.tuning.memory_bytes
     if factor == 1.0 and not beside:
-        return found
-    found = _with_activations(found, factor)
-    workspaces = max(0.0, found.by_category["workspaces"] + beside)
-    return dataclasses.replace(found, by_category={**found.by_category, "workspaces": workspaces})
+        return memory
+    memory = _with_activations(memory, factor)
+    workspaces = max(0.0, memory.by_category["workspaces"] + beside)
+    return dataclasses.replace(memory, by_category={**memory.by_category, "workspaces": workspaces})

@@ -133,7 +133,7 @@ class _Route:
         links = [self._links(one) for one in self._places[stage]]
         ahead, back = (np.array([link[i] for link in links]) for i in (0, 1))
         needs, brought, makes, sent = np.where(forward, ahead[chunk].T, back[chunk].T)
-        found = _Waiting(
+        unpaired = _Waiting(
             stage=np.full(len(kind), stage),
             needs=np.where((needs == self.none) | weights, self.none, needs + micro_batch),
             makes=np.where(weights, self.nobody, makes + micro_batch),
@@ -143,7 +143,7 @@ class _Route:
             sent=np.where(weights, NOTHING, sent),
             task=np.arange(len(kind)),
         )
-        return self._paired(found, np.flatnonzero(beside)) if beside.any() else found
+        return self._paired(unpaired, np.flatnonzero(beside)) if beside.any() else unpaired
 
     def _paired(self, turns: _Waiting, second: Index) -> _Waiting:
         """Two that run together as one turn, that of the first: before it, the rank waits for what the second

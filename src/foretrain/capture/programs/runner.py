@@ -334,16 +334,16 @@ class Program:
 
     def _training(self, samples: int, tokens: int) -> dict[str, Any]:
         """The fields of a job that the program decides."""
-        found: dict[str, Any] = {"global_batch": samples, "precision": self._precision()}
+        training: dict[str, Any] = {"global_batch": samples, "precision": self._precision()}
         if tokens:
-            found["sequence"] = tokens // samples
+            training["sequence"] = tokens // samples
         if (name := self._optimizer_name()) is not None:
-            found["optimizer"] = name
+            training["optimizer"] = name
         if self._habits.compiles:
-            found["compile"] = self._habits.compiles
+            training["compile"] = self._habits.compiles
         if self.data.size is not None:
-            found["samples"] = self.data.size
-        return found
+            training["samples"] = self.data.size
+        return training
 
     def _precision(self) -> str:
         casts = self._habits.casts

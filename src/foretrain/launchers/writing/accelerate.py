@@ -137,7 +137,7 @@ def accelerate_config(job: Job) -> dict[str, Any]:
 def _degrees(job: Job) -> dict[str, Any]:
     plan = job.plan
     assert plan.data is not None
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "parallelism_config_dp_replicate_size": plan.replicate,
         "parallelism_config_dp_shard_size": plan.data // plan.replicate,
         "parallelism_config_tp_size": plan.tensor,
@@ -145,8 +145,8 @@ def _degrees(job: Job) -> dict[str, Any]:
     }
     if plan.context > 1:
         way = _STRATEGIES[plan.exchange_of_context("pytorch")]
-        found["parallelism_config_cp_comm_strategy"] = way
-    return found
+        keys["parallelism_config_cp_comm_strategy"] = way
+    return keys
 
 
 def _processes(job: Job, kind: str) -> dict[str, Any]:

@@ -116,34 +116,34 @@ def _formats(job: Job) -> dict[str, Any]:
         return {"torch_autocast": {"enabled": True, "dtype": dtype}}
     if half not in ("bf16", "fp16"):
         return {}
-    found: dict[str, Any] = {"enabled": True}
+    keys: dict[str, Any] = {"enabled": True}
     if not training.master_weights and training.adapter is None:
         if half == "fp16":
             raise cannot("deepspeed", "training.master_weights", False, "it keeps fp32 weights beside fp16")
-        found["bf16_master_weights_and_grads"] = True
+        keys["bf16_master_weights_and_grads"] = True
         if training.optimizer_state != "fp32":
-            found["bf16_optimizer_states"] = True
+            keys["bf16_optimizer_states"] = True
     elif training.optimizer_state == "bf16":
         raise cannot("deepspeed", "training.optimizer_state", "bf16", "it needs master_weights = false")
-    return {half: found}
+    return {half: keys}
 
 
 def _zero(job: Job) -> dict[str, Any]:
     plan = job.plan
     overlaps = (plan.overlap or {}).get("gradients", plan.shard == "zero3")
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "stage": _STAGES[plan.shard],
         "overlap_comm": overlaps,
         "contiguous_gradients": True,
         "reduce_scatter": True,
     }
     if plan.shard == "zero3":
-        found["stage3_gather_16bit_weights_on_model_save"] = True
+        keys["stage3_gather_16bit_weights_on_model_save"] = True
     if plan.reshard:
-        found["zero_hpz_partition_size"] = int(plan.reshard)
+        keys["zero_hpz_partition_size"] = int(plan.reshard)
     if plan.offload:
-        found["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    return found
+        keys["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    return keys
 
 
 def _check(job: Job) -> None:

@@ -122,7 +122,7 @@ def rows_of(host: DispatchHost, costs: LearnedCosts, run: Run, gap_s: float) -> 
     kernels = costs.kernels(graph.operators, run.job.cluster.device, run.job.workload.training.precision)[
         graph.operator_index
     ]
-    machine, found = str(run.provenance.get("machine", "")), []
+    machine, rows = str(run.provenance.get("machine", "")), []
     for quantity, measured_s in _times(run):
         whole = quantity in ("step_time_s", "host_issue_s")
         chosen = np.ones(len(phases), dtype=np.bool_) if whole else phases == quantity.partition("_")[0]
@@ -130,8 +130,8 @@ def rows_of(host: DispatchHost, costs: LearnedCosts, run: Run, gap_s: float) -> 
         total[-1] = float(whole) / issuer.speed
         busy = float(device_s[chosen].sum()) * scale + gap_s * float(kernels[chosen].sum())
         waits = 0.0 if quantity in ("host_issue_s", _ALONE) else busy
-        found.append(Row(counts=total, device_s=waits, measured_s=measured_s, machine=machine))
-    return found
+        rows.append(Row(counts=total, device_s=waits, measured_s=measured_s, machine=machine))
+    return rows
 
 
 def _times(run: Run) -> Iterator[tuple[str, float]]:

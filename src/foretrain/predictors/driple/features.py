@@ -49,18 +49,18 @@ def figures_of(run: Run) -> Array | None:
     resources = run.provenance.get("resources") or {}
     known: Mapping[str, float] = resources.get("figures") or {}
     ends = (resources.get("series") or {}).get("ends_s") or ()
-    found = np.array(
+    figures = np.array(
         [known.get(name, run.measured.get(name, math.nan)) for name in TARGETS], dtype=np.float64
     )
     if known and not ends:
         return None
     if known:
-        found[SPANS] = np.minimum(found[SPANS] / max(ends), 1.0)
+        figures[SPANS] = np.minimum(figures[SPANS] / max(ends), 1.0)
     else:
-        found[np.isin(TARGETS, TWELVE)] = math.nan
+        figures[np.isin(TARGETS, TWELVE)] = math.nan
     if known and "network_shared_by" not in resources:
-        found[NETWORK_FIGURES] = math.nan  # of an interface, for who knows how many ranks
-    return found if np.isfinite(found).any() else None
+        figures[NETWORK_FIGURES] = math.nan  # of an interface, for who knows how many ranks
+    return figures if np.isfinite(figures).any() else None
 
 
 def scaled(figures: Array) -> Array:

@@ -350,18 +350,16 @@ def _number_row(job: Job) -> dict[str, float | None]:
 def _seen(jobs: Sequence[Job], before: Seen | None) -> Seen:
     """What jobs have, and others before them."""
     rows = [_number_row(job) for job in jobs]
-    found = Seen.of(
-        jobs, {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _NUMBERS}
-    )
+    seen = Seen.of(jobs, {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _NUMBERS})
     if before is None:
-        return found
+        return seen
     settings = {
         name: (*before.settings[name], *(value for value in values if value not in before.settings[name]))
-        for name, values in found.settings.items()
+        for name, values in seen.settings.items()
     }
     numbers = {
         name: tuple(sorted({*values, *before.numbers.values[name]}))
-        for name, values in found.numbers.values.items()
+        for name, values in seen.numbers.values.items()
     }
     return Seen(workload="", settings=settings, numbers=Numbers(values=numbers))
 

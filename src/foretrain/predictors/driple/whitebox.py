@@ -238,11 +238,11 @@ def _steps_in_window(step_time_s: float) -> int:
 
 def figures_in(use: Use) -> Array:
     """As ``TARGETS`` names them, of resources over a window; spans as shares of it."""
-    found: dict[str, float] = {"memory_busy": use.memory_busy}
+    figures: dict[str, float] = {"memory_busy": use.memory_busy}
     for name, mean in zip(RESOURCES, MEANS, strict=True):
         values = use.values[name]
-        found[mean] = float(values.mean())
-        found.update(
+        figures[mean] = float(values.mean())
+        figures.update(
             dict(
                 zip(
                     [one for one in TWELVE if one.startswith(name)],
@@ -251,7 +251,7 @@ def figures_in(use: Use) -> Array:
                 )
             )
         )
-    return np.array([found[name] for name in TARGETS])
+    return np.array([figures[name] for name in TARGETS])
 
 
 def _three(values: Array, floor: float) -> tuple[float, float, float]:
@@ -263,7 +263,7 @@ def _three(values: Array, floor: float) -> tuple[float, float, float]:
     on = [piece for piece in pieces if active[piece[0]]]
     off = [piece for piece in pieces if not active[piece[0]]]
     lengths = [
-        float(np.mean([len(piece) for piece in some])) / len(values) if some else 0.0 for some in (off, on)
+        float(np.mean([len(piece) for piece in runs])) / len(values) if runs else 0.0 for runs in (off, on)
     ]
     return lengths[0], lengths[1], float(np.mean([values[piece].max() for piece in on])) if on else 0.0
 
@@ -325,12 +325,12 @@ def _with_gpu(levels: Levels, known: Sequence[tuple[Run, Array, Forecast]]) -> L
         usual_s, size = alone_s.get(graph_key(run.job)), loaded_bytes(run.job)
         if usual_s is not None and size > _SIZEABLE_BYTES and loading_s < _BOUND * pace_s:
             handing.append((pace_s - usual_s) / size)
-    found = {}
+    fitted = {}
     if contexts:
-        found["context_bytes"] = max(0.0, float(np.nanmedian(contexts)))
+        fitted["context_bytes"] = max(0.0, float(np.nanmedian(contexts)))
     if launches:
         both = np.nanmedian(np.array(launches), axis=0)
-        found["launch_received_bytes"], found["launch_sent_bytes"] = np.maximum(both, 0.0).tolist()
+        fitted["launch_received_bytes"], fitted["launch_sent_bytes"] = np.maximum(both, 0.0).tolist()
     if handing:
-        found["handing_s_per_byte"] = max(0.0, float(np.median(handing)))
-    return dataclasses.replace(levels, **found)
+        fitted["handing_s_per_byte"] = max(0.0, float(np.median(handing)))
+    return dataclasses.replace(levels, **fitted)

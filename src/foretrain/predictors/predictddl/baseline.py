@@ -317,7 +317,7 @@ def fit_baseline(
     if near is not None:
         deviation = np.minimum(_TYPE_DEVIATION, _TYPE_DEVIATION * deviation)
     measured = len(law.names) + np.unique(terms.machine[terms.machine >= 0])
-    told = np.zeros(len(targets), dtype=np.bool_) if busy is None or law is CPU else np.isfinite(busy)
+    has_busy = np.zeros(len(targets), dtype=np.bool_) if busy is None or law is CPU else np.isfinite(busy)
 
     def parameters(logs: Array) -> Array:
         """What all machines share is in the other parameters: theirs are beside the mean."""
@@ -328,18 +328,18 @@ def fit_baseline(
 
     def residuals(logs: Array) -> Array:
         values, misses = parameters(logs), [(logs - start) / deviation]
-        if busy is not None and told.any():
-            misses.insert(0, (np.log(_gpu_time(values, terms).busy.seconds) - busy)[told] / _NOISE)
+        if busy is not None and has_busy.any():
+            misses.insert(0, (np.log(_gpu_time(values, terms).busy.seconds) - busy)[has_busy] / _NOISE)
         return np.concatenate([(baseline(values, terms) - targets) / _NOISE, *misses])
 
     fit = least_squares(
         residuals, start, loss="soft_l1", f_scale=_OUTLIER, max_nfev=_EVALUATIONS, ftol=_SETTLED,
-        jac="2-point" if law is CPU else lambda logs: _gpu_slopes(logs, terms, deviation, told),
+        jac="2-point" if law is CPU else lambda logs: _gpu_slopes(logs, terms, deviation, has_busy),
     )  # fmt: skip
     return parameters(np.asarray(fit.x, dtype=np.float64))
 
 
-def _gpu_slopes(logs: Array, terms: Physics, deviation: Array, told: npt.NDArray[np.bool_]) -> Array:
+def _gpu_slopes(logs: Array, terms: Physics, deviation: Array, has_busy: npt.NDArray[np.bool_]) -> Array:
     """Of the residuals of a fit to GPUs: of what is played in closed form, of the rest by small steps."""
     law, played = terms.law, len(_WEIGHTS) + len(_HOST_TERMS)
     fitted = law.values(logs)
@@ -356,6 +356,6 @@ def _gpu_slopes(logs: Array, terms: Physics, deviation: Array, told: npt.NDArray
         moved[place] += _STEP
         other, _ = _with_others(law.values(moved), _slowness(moved, terms), time.worker.seconds, terms)
         slopes[:, place] = (other - log_times) / _STEP
-    of_busy = np.zeros((int(told.sum()), len(logs)))
-    of_busy[:, :played] = (time.busy.slopes / time.busy.seconds[:, None])[told]
+    of_busy = np.zeros((int(has_busy.sum()), len(logs)))
+    of_busy[:, :played] = (time.busy.slopes / time.busy.seconds[:, None])[has_busy]
     return np.concatenate([slopes / _NOISE, of_busy / _NOISE, np.diag(1 / deviation)])

@@ -277,11 +277,11 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         rest = problem.targets - problem.based(baselines)
         labels, learned = np.array(problem.groups), {}
         for kind, choice in choices.items():
-            mine = np.array(problem.types) == kind
-            model = Scaled.learn(CANDIDATES[choice.name](), problem.rows[mine], rest[mine])
+            of_kind = np.array(problem.types) == kind
+            model = Scaled.learn(CANDIDATES[choice.name](), problem.rows[of_kind], rest[of_kind])
             learned[kind] = Trained.of(
-                model, problem.rows[mine], problem.targets[mine] - choice.held_out, labels[mine],
-                [job for job, is_mine in zip(jobs, mine, strict=True) if is_mine],
+                model, problem.rows[of_kind], problem.targets[of_kind] - choice.held_out, labels[of_kind],
+                [job for job, is_mine in zip(jobs, of_kind, strict=True) if is_mine],
                 baseline=baselines.get(kind), chosen=choice.name, errors=choice.errors, machines=machines,
             )  # fmt: skip
         return learned

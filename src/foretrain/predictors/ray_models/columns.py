@@ -112,8 +112,10 @@ class Encoding:
 
     def unseen_links(self, job: Job) -> list[str]:
         """The links of a job that nothing is known of."""
-        told = self.typical_link is not None and job.cluster.groups[0].inter_node.kind == self.link_kind
-        return [name for name in LINKS if not self.seen.has(job, name) and not (told and name == _BETWEEN)]
+        is_typical = self.typical_link is not None and job.cluster.groups[0].inter_node.kind == self.link_kind
+        return [
+            name for name in LINKS if not self.seen.has(job, name) and not (is_typical and name == _BETWEEN)
+        ]
 
     def table(
         self, jobs: Sequence[Job], steps: Sequence[float], forecasts_s: Sequence[float] | None = None

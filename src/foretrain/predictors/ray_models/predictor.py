@@ -90,15 +90,15 @@ class RayModelsPredictor(Predictor):
         for run in timed:
             by_model.setdefault(run.job.workload.model.key, []).append(run)
         self.workloads_ = {}
-        models = sum(len(mine) >= _FEWEST for mine in by_model.values())
-        for key, mine in by_model.items():
-            if len(mine) < _FEWEST:
+        models = sum(len(own_runs) >= _FEWEST for own_runs in by_model.values())
+        for key, own_runs in by_model.items():
+            if len(own_runs) < _FEWEST:
                 left_out += [
-                    f"{run.job.workload.model.label}: only {len(mine)} runs of it; {_FEWEST} are needed"
-                    for run in mine
+                    f"{run.job.workload.model.label}: only {len(own_runs)} runs of it; {_FEWEST} are needed"
+                    for run in own_runs
                 ]
             else:
-                self.workloads_[key] = self._learn(mine, models)
+                self.workloads_[key] = self._learn(own_runs, models)
         self.left_out_ = tuple(left_out)
         if not self.workloads_:
             raise InputError(
@@ -119,8 +119,8 @@ class RayModelsPredictor(Predictor):
             )
         seen = known.encoding.seen
         unseen = known.encoding.unseen_links(job)
-        told = [name for name in LINKS if name not in unseen]
-        seen.check(job, self.name, but=LINKS if known.physics else told)
+        seen_links = [name for name in LINKS if name not in unseen]
+        seen.check(job, self.name, but=LINKS if known.physics else seen_links)
         physics = self._predictor().predict(job)["step_time_s"] if known.physics else None
         asked = _Asked(known=known, job=job, physics=physics, corrected=bool(unseen))
         told_by = f"told by the forecast of {self._predictor().name}, which the runs correct"
@@ -153,7 +153,7 @@ class RayModelsPredictor(Predictor):
 
     def report(self, progress: Progress = lambda done, total: None) -> Report:
         """Which recipes won, and how well they do on runs that neither taught nor chose them."""
-        told: list[str | Figures] = [
+        lines: list[str | Figures] = [
             f"{workload.label}, {kind}, {where} the runs: "
             f"{' + '.join(recipe.label for recipe in choice.recipes)}"
             for workload in list(self.workloads_.values())[:_TOLD]
@@ -162,14 +162,14 @@ class RayModelsPredictor(Predictor):
         ]
         if len(self.workloads_) > _TOLD:
             count = f"{len(self.workloads_):,} models"
-            return [*told, f"{count}; foretrain evaluate --split interpolate:workers says how well they do"]
+            return [*lines, f"{count}; foretrain evaluate --split interpolate:workers says how well they do"]
         rows = tuple(
             (label, one.dimension, one.kind, one.runs, one.error, one.ernest_error)
             for label, checks in self.checks(progress).items()
             for one in checks
         )
         headings = ("model", "along", "kind", "runs", "mean error", "Ernest")
-        return [*told, *([Figures(headings=headings, rows=rows)] if rows else [])]
+        return [*lines, *([Figures(headings=headings, rows=rows)] if rows else [])]
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.workloads_ = {}
@@ -284,16 +284,16 @@ def _measured(run: Run, kind: Kind) -> tuple[float, float] | None:
     """Steps and seconds: of one step, of an epoch, or of the whole training where no epoch was timed."""
     training = run.job.workload.training
     epoch, total = training.steps_per_epoch, training.total_steps
-    found = {
+    measured = {
         name: (float(count), run.measured[name])
         for name, count in (("step_time_s", 1), ("epoch_time_s", epoch), ("total_time_s", total))
         if count and 0 < run.measured.get(name, 0.0) < math.inf
     }
     if kind != "training":
-        return found.get(f"{kind}_time_s")
-    if "epoch_time_s" in found or "total_time_s" not in found:
+        return measured.get(f"{kind}_time_s")
+    if "epoch_time_s" in measured or "total_time_s" not in measured:
         return None
-    steps, total_s = found["total_time_s"]
+    steps, total_s = measured["total_time_s"]
     try:
         return steps, total_s - _beside_s(run.job, total_s)
     except ForetrainError:  # such as a model whose checkpoints have no known size
@@ -400,8 +400,8 @@ class _Asked:
         typical = self.known.encoding.typical_link
         assert typical is not None
         ends = dict.fromkeys((known[0] * typical, known[-1] * typical))
-        told, *have = [format_count(8 * one, "b/s") for one in (rate, *ends)]
-        return f"beyond the runs in the rate between nodes: {told}, they have {' to '.join(have)}"
+        asked_rate, *have = [format_count(8 * one, "b/s") for one in (rate, *ends)]
+        return f"beyond the runs in the rate between nodes: {asked_rate}, they have {' to '.join(have)}"
 
     def _time_s(self, kind: Kind, steps: float, start_s: float = 0.0) -> tuple[float, Factors]:
         """Seconds of so many steps, and the interval; ``start_s`` of them do not grow with the steps."""
@@ -415,8 +415,8 @@ class _Asked:
         return time_s, grown
 
     def _table(self, steps: float) -> Table:
-        told = None if self.physics is None else [self.physics.median]
-        return self.known.encoding.table([self.job], [steps], told)
+        physics_s = None if self.physics is None else [self.physics.median]
+        return self.known.encoding.table([self.job], [steps], physics_s)
 
 
 def _corrected(model: ScaleModel, table: Table, physics: Estimate | None) -> tuple[float, Factors]:

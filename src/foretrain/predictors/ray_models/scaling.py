@@ -166,8 +166,8 @@ class ScaleModel:
 
 def _scaled(table: Table, steps: float) -> Table:
     """The same with so many steps."""
-    told = None if table.forecast_s is None else table.forecast_s * (steps / table.steps)
-    return dataclasses.replace(table, steps=np.full(len(table), steps), forecast_s=told)
+    forecast_s = None if table.forecast_s is None else table.forecast_s * (steps / table.steps)
+    return dataclasses.replace(table, steps=np.full(len(table), steps), forecast_s=forecast_s)
 
 
 def _few(table: Table, times_s: Array) -> Blend:

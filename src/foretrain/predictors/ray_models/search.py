@@ -137,8 +137,8 @@ def misses_of(
     train, test = part
     known, known_s, asked = table.take(train), times_s[train], table.take(test)
     means = means_of(known, known_s, wanted)
-    told = np.array([learn(recipe, known, known_s, means[recipe.mean])(asked) for recipe in recipes])
-    misses: Array = told - np.log(times_s[test])
+    forecasts = np.array([learn(recipe, known, known_s, means[recipe.mean])(asked) for recipe in recipes])
+    misses: Array = forecasts - np.log(times_s[test])
     return misses
 
 
@@ -214,8 +214,8 @@ def _dealt(recipes: Sequence[Recipe]) -> list[list[Recipe]]:
     by_mean = {mean: [recipe for recipe in recipes if recipe.mean == mean] for mean in MEANS}
     return [
         batch
-        for mean, mine in by_mean.items()
-        for batch in ([mine] if mean in LEARNED_MEANS else [[recipe] for recipe in mine])
+        for mean, of_mean in by_mean.items()
+        for batch in ([of_mean] if mean in LEARNED_MEANS else [[recipe] for recipe in of_mean])
         if batch
     ]
 
@@ -254,8 +254,8 @@ def _finished(study: optuna.Study) -> list[Trial]:
 
     for one in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         study.tell(one.number, state=TrialState.FAIL)
-    told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return [Trial.from_dict(one.user_attrs[_TRIAL]) for one in told if _TRIAL in one.user_attrs]
+    completed = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return [Trial.from_dict(one.user_attrs[_TRIAL]) for one in completed if _TRIAL in one.user_attrs]
 
 
 def _sampler(seed: int) -> optuna.samplers.TPESampler:

@@ -134,18 +134,18 @@ def _tuned(
 
 
 def _suggested(trial: Any, defaults: Mapping[str, Value]) -> dict[str, Value]:
-    found: dict[str, Number] = {}
+    values: dict[str, Number] = {}
     for name, value in _numbers(defaults).items():
         if isinstance(value, bool):
-            found[name] = trial.suggest_categorical(name, [False, True])
+            values[name] = trial.suggest_categorical(name, [False, True])
         elif isinstance(value, int):
-            found[name] = trial.suggest_int(
+            values[name] = trial.suggest_int(
                 name, max(1, round(value / _WIDTH)), round(value * _WIDTH), log=True
             )
         else:
             low, high = sorted((value / _WIDTH, value * _WIDTH))
-            found[name] = trial.suggest_float(name, low, high, log=value > 0)
-    return _parameters(found, defaults)
+            values[name] = trial.suggest_float(name, low, high, log=value > 0)
+    return _parameters(values, defaults)
 
 
 def _numbers(parameters: Mapping[str, Value]) -> dict[str, Number]:

@@ -279,8 +279,8 @@ class UNet(Denoiser):
         dtype = latents.dtype
         time = self.time(sinusoids(steps, self.width).to(dtype))
         if self.added is not None and pooled is not None and sizes is not None:
-            told = sinusoids(sizes, FREQUENCIES).flatten(1).to(dtype)
-            time = time + self.added(torch.cat([pooled, told], dim=1))
+            size_waves = sinusoids(sizes, FREQUENCIES).flatten(1).to(dtype)
+            time = time + self.added(torch.cat([pooled, size_waves], dim=1))
         if self.labels is not None and labels is not None:
             time = time + self.labels(labels)
         x = self.conv_in(latents)
