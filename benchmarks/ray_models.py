@@ -31,7 +31,7 @@ from foretrain.fanout import fan_out
 from foretrain.job import Run, read_runs
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models import RayModelsPredictor
-from foretrain.predictors.ray_models.columns import Array, Table
+from foretrain.predictors.ray_models.columns import Array, ScaleTable
 from foretrain.predictors.ray_models.predictor import data_of
 from foretrain.predictors.ray_models.scaling import ScaleModel, ernest_times_s
 from foretrain.predictors.ray_models.search import Budget
@@ -47,7 +47,7 @@ class Series:
 
     source: str
     label: str
-    table: Table
+    table: ScaleTable
     times_s: Array
     data: tuple[str, ...] = ()
     """The columns that are sizes of the data."""
@@ -177,7 +177,7 @@ def tables(data: Path, wanted: tuple[str, ...]) -> Iterator[Series]:
         if len(points) >= 6:
             workers, nodes, batch = (np.array(column) for column in zip(*points, strict=True))
             ones = np.ones(len(points))
-            table = Table(
+            table = ScaleTable(
                 workers=workers,
                 nodes=nodes,
                 cores=ones,
@@ -252,7 +252,7 @@ def score(shared: bool, item: tuple[Series, str, str, Part]) -> Score:
     )
 
 
-def _tell(model: ScaleModel, asked: Table, data: tuple[str, ...]) -> tuple[Array, list[Factors]]:
+def _tell(model: ScaleModel, asked: ScaleTable, data: tuple[str, ...]) -> tuple[Array, list[Factors]]:
     """As a forecast is made: seconds and intervals of each row."""
     rows = [model.tell(asked.take(np.array([i])), data) for i in range(len(asked))]
     return np.array([time_s for time_s, _ in rows]), [spread for _, spread in rows]

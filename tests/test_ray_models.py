@@ -20,7 +20,7 @@ from foretrain.job import Job, Run
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.ray_models import RayModelsPredictor
 from foretrain.predictors.ray_models import search as searching
-from foretrain.predictors.ray_models.columns import Array, Encoding, Table
+from foretrain.predictors.ray_models.columns import Array, Encoding, ScaleTable
 from foretrain.predictors.ray_models.law import Law, Sum
 from foretrain.predictors.ray_models.predictor import data_of
 from foretrain.predictors.ray_models.scaling import ScaleModel, check, ernest_times_s
@@ -41,7 +41,7 @@ def learned() -> RayModelsPredictor:
     return blind(Budget()).fit(grid())
 
 
-def table_of(runs: list[Run]) -> tuple[Table, Array]:
+def table_of(runs: list[Run]) -> tuple[ScaleTable, Array]:
     _, tables = blind().tables(runs)
     return tables["step"]
 

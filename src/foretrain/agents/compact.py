@@ -10,7 +10,7 @@ from foretrain.forecast import Forecast
 from foretrain.planner.outcome import Nothing, Option, Plans
 from foretrain.report import figures
 from foretrain.report.check import remedy_lines
-from foretrain.report.explain import Changes, Explanation
+from foretrain.report.explain import ComparedParts, Explanation
 from foretrain.report.plans import cluster_words, heading, nothing_lines, plan_words
 from foretrain.units import format_dollars, format_seconds
 
@@ -165,6 +165,6 @@ def explanation_data(found: Explanation) -> dict[str, Any]:
     return dict(rounded(_given(document)))
 
 
-def _changes(changes: Changes) -> dict[str, Any]:
+def _changes(changes: ComparedParts) -> dict[str, Any]:
     parts = (changes.whole, *changes.parts)
     return {part.name: {"a": part.a, "b": part.b, "difference": part.difference} for part in parts}

@@ -28,8 +28,23 @@ from foretrain.predictors.base import Predictor
 from foretrain.step.assembly import HOST_BOUND
 
 __all__ = [
-    "BOUNDS", "DIMENSIONS", "SPLITS", "Bound", "Comparison", "Evaluation", "Failure", "Fold", "Reason",
-    "Result", "Scores", "Unsupported", "bound_of", "evaluate", "job_key", "leaderboard", "scores_of",
+    "BOUNDS",
+    "DIMENSIONS",
+    "SPLITS",
+    "Bound",
+    "Comparison",
+    "Evaluation",
+    "Failure",
+    "Fold",
+    "PredictorScore",
+    "Reason",
+    "Scores",
+    "Unsupported",
+    "bound_of",
+    "evaluate",
+    "job_key",
+    "leaderboard",
+    "scores_of",
     "split_runs",
 ]  # fmt: skip
 
@@ -39,7 +54,7 @@ BOUNDS: tuple[Bound, ...] = get_args(Bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class PredictorScore:
     """How one predictor did on one quantity of one file.
 
     Errors are fractions of the measured value; None where ``n`` is 0.
@@ -125,8 +140,8 @@ class Reason:
 class Evaluation:
     """The figures, and every run that they come from or that has none."""
 
-    results: tuple[Result, ...]
-    by_bound: tuple[Result, ...]
+    results: tuple[PredictorScore, ...]
+    by_bound: tuple[PredictorScore, ...]
     """Of step times: those of steps that the host bounds, and those that the device does."""
     runs: tuple[Comparison, ...]
     unsupported: tuple[Unsupported, ...]
@@ -141,8 +156,8 @@ class Evaluation:
     def from_dict(cls, document: Mapping[str, Any]) -> Evaluation:
         """What ``to_dict`` wrote."""
         kinds: dict[str, type[Any]] = {
-            "results": Result,
-            "by_bound": Result,
+            "results": PredictorScore,
+            "by_bound": PredictorScore,
             "runs": Comparison,
             "unsupported": Unsupported,
             "failures": Failure,
@@ -243,7 +258,7 @@ def evaluate(
     return Evaluation(**{**joined, "failures": (*unread, *joined["failures"])})
 
 
-def leaderboard(evaluation: Evaluation, quantity: str) -> list[Result]:
+def leaderboard(evaluation: Evaluation, quantity: str) -> list[PredictorScore]:
     """The results of one quantity, the smallest mean error first; those without a single error come last."""
     results = [result for result in evaluation.results if result.quantity == quantity]
     return sorted(results, key=lambda result: math.inf if result.mape is None else result.mape)
@@ -334,7 +349,7 @@ def _compare(
     )
 
 
-def _apart(results: Sequence[Result], rows: Sequence[Comparison]) -> Iterator[Result]:
+def _apart(results: Sequence[PredictorScore], rows: Sequence[Comparison]) -> Iterator[PredictorScore]:
     """Step times by what bounds them, where it is known."""
     for one in results:
         for bound in BOUNDS:
@@ -398,7 +413,7 @@ def _result(
     tested: int,
     failed: int,
     bound: Bound | None = None,
-) -> Result:
+) -> PredictorScore:
     compared = [row for row in rows if row.quantity == quantity and row.runs_file == file]
     figures: dict[str, Any] = dict.fromkeys(
         ("mape", "median_ape", "p90_ape", "bias", "coverage", "mre", "rmse")
@@ -406,7 +421,7 @@ def _result(
     if compared:
         scores = scores_of(compared)
         figures = {name: getattr(scores, name) for name in figures}
-    return Result(
+    return PredictorScore(
         predictor=predictor,
         quantity=quantity,
         runs_file=file,

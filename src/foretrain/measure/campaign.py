@@ -25,7 +25,7 @@ from foretrain.measure.links import INTERFACE, check_links, link_rate, link_text
 from foretrain.measure.nvml import gpu_count
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
-from foretrain.measure.tasks import Protocol, Sync, Task, not_carried_out
+from foretrain.measure.tasks import Protocol, Sync, WorkerTask, not_carried_out
 
 MakeJob = Callable[..., Job]
 """``foretrain.api.make_job``: a model's name and options to a job."""
@@ -92,8 +92,8 @@ class Cell:
         label = f"{job.workload.model.label}, {scale}, {self.sync}"
         return f"{label}, links {self.link}" if self.link else label
 
-    def task(self, protocol: Protocol, interface: str, timeout_s: float) -> Task:
-        return Task(
+    def task(self, protocol: Protocol, interface: str, timeout_s: float) -> WorkerTask:
+        return WorkerTask(
             job=self.job.to_dict(),
             base=str(self.job.workload.base.resolve()),
             cores=self.cores,
@@ -288,7 +288,7 @@ def run_campaign(
     return todo.summary
 
 
-def _run_cell(cell: Cell, backend: Backend, task: Task) -> dict[str, Any]:
+def _run_cell(cell: Cell, backend: Backend, task: WorkerTask) -> dict[str, Any]:
     """The run of one cell as it is written, or what is written when it fails."""
     begun = time.monotonic()
     how = {"backend": backend.name, "cores_per_worker": cell.cores, "sync": cell.sync, "link": cell.link}

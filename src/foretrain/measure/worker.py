@@ -30,7 +30,7 @@ from foretrain.errors import ForetrainError, InputError
 from foretrain.files import write_atomically
 from foretrain.measure.links import enter
 from foretrain.measure.resources import CpuMeter, GpuMeter, Meter, Sampler, Series, find_interface
-from foretrain.measure.tasks import Protocol, Report, Task, shards, summarize
+from foretrain.measure.tasks import Protocol, Report, WorkerTask, shards, summarize
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ def process_age_s() -> float | None:
 
 
 def measure(
-    task: Task, rank: int, local_rank: int, cores: Sequence[int], *, fresh: bool = False
+    task: WorkerTask, rank: int, local_rank: int, cores: Sequence[int], *, fresh: bool = False
 ) -> dict[str, Any]:
     """Take part in a cell whose process group exists; every process returns the whole result.
 
@@ -251,7 +251,7 @@ class ShardServer(Participant):
             _wait(message)
 
 
-def _part(task: Task, job: Job, rank: int, device: str) -> Participant:
+def _part(task: WorkerTask, job: Job, rank: int, device: str) -> Participant:
     if not task.servers:
         return AllReduce(job, device, task.workers)
     if rank < task.workers:
@@ -307,7 +307,7 @@ def _wait(message: Any) -> None:
 
 
 def _measure_steps(
-    task: Task, part: Participant, device: str, cores: Sequence[int], meter: Meter, *, fresh: bool
+    task: WorkerTask, part: Participant, device: str, cores: Sequence[int], meter: Meter, *, fresh: bool
 ) -> Report:
     """Warm up, time the steps under the sampler, then the steps without synchronising, then the epoch."""
     protocol = task.protocol
@@ -350,7 +350,7 @@ def _steps_to_time(protocol: Protocol, part: Participant, warm_s: float, clock: 
     return protocol.steps(step_s)
 
 
-def _epoch(task: Task, part: Participant, step_s: float, clock: Callable[[], float]) -> float | None:
+def _epoch(task: WorkerTask, part: Participant, step_s: float, clock: Callable[[], float]) -> float | None:
     """Seconds of a whole epoch, where the job gives the samples and it is short enough."""
     steps = task.read_job().workload.training.steps_per_epoch
     if steps is None or steps * step_s > task.protocol.epoch_limit_s:
@@ -407,7 +407,7 @@ def _versions(device: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _process_group(task: Task, rank: int, rendezvous: str | None) -> Iterator[None]:
+def _process_group(task: WorkerTask, rank: int, rendezvous: str | None) -> Iterator[None]:
     """Met in a file by processes that were started one by one, else as the environment says (torchrun)."""
     import torch.distributed as dist
 
@@ -444,7 +444,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     die_with_parent()
     fresh = "torch" not in sys.modules
-    task = Task.from_json(options.task.read_text())
+    task = WorkerTask.from_json(options.task.read_text())
     local_rank = int(os.environ.get("LOCAL_RANK", options.rank))
     try:
         if options.namespace is not None:

@@ -19,7 +19,7 @@ from foretrain.errors import ForetrainError
 from foretrain.files import parse_json, write_atomically
 from foretrain.plan import Plan
 from foretrain.planner.rating import Rating
-from foretrain.planner.search import Found, OnCluster
+from foretrain.planner.search import OnCluster, SearchState
 from foretrain.planner.space import Cut, Space
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.portable import Portable
@@ -35,10 +35,10 @@ def remembered(
     predictor: Predictor,
     spaces: Sequence[Space],
     asked: Mapping[str, Any],
-    make: Callable[[], Found],
+    make: Callable[[], SearchState],
     *,
     wanted: bool,
-) -> Found:
+) -> SearchState:
     """What ``make`` finds, or found before."""
     if not wanted:
         return make()
@@ -115,7 +115,7 @@ def _code() -> list[Any]:
 # On disk
 
 
-def _document(searched: Found) -> dict[str, Any]:
+def _document(searched: SearchState) -> dict[str, Any]:
     return {
         "considered": searched.considered,
         "costed": searched.costed,
@@ -147,7 +147,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(plan).items() if value is not None}
 
 
-def _read(document: Any, spaces: Sequence[Space]) -> Found:
+def _read(document: Any, spaces: Sequence[Space]) -> SearchState:
     clusters = []
     for space, one in zip(spaces, document["clusters"], strict=True):
         space.refused.update(one["refused"])
@@ -163,7 +163,7 @@ def _read(document: Any, spaces: Sequence[Space]) -> Found:
             )
         )
     counts = {name: document[name] for name in _COUNTS}
-    return Found(clusters=clusters, refused=Counter(document["refused"]), **counts)
+    return SearchState(clusters=clusters, refused=Counter(document["refused"]), **counts)
 
 
 def _made_rating(one: Any) -> Rating:

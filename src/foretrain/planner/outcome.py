@@ -153,7 +153,7 @@ class Nothing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class AxisStep:
     """One step along one axis from the best plan."""
 
     axis: str
@@ -193,7 +193,7 @@ class Plans(Sequence[Option]):
     """The chance that it is at most ``NEARLY`` worse than the best of them."""
     best_time_s: Estimate | None = None
     """Of a step of whichever option on the first one's cluster is the fastest."""
-    around: tuple[Step, ...] = ()
+    around: tuple[AxisStep, ...] = ()
     considered: int = 0
     """Plans that were looked at: costed, too large by bounds, impossible for the model, or slower than others
     by bounds."""

@@ -27,7 +27,7 @@ from foretrain.planner.goal import Goal
 from foretrain.planner.launching import unlaunchable
 from foretrain.planner.outcome import Nothing, Option, Plans
 from foretrain.planner.rating import order
-from foretrain.planner.search import Found, Listener, OnCluster, search
+from foretrain.planner.search import Listener, OnCluster, SearchState, search
 from foretrain.planner.space import LONG_SEQUENCE, Space
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.fitting_changes import Remedy, with_remedies
@@ -183,7 +183,7 @@ def space_on(cluster: Cluster, job: Job, ability: Ability, allowed: Mapping[str,
 
 
 def _forecast(
-    predictor: Predictor, found: Found, goal: Goal, top: int
+    predictor: Predictor, found: SearchState, goal: Goal, top: int
 ) -> tuple[list[Option], list[Option | Nothing]]:
     """The options: the fastest of each cluster that fits, then more of the clusters that do best."""
     walks = [_fitting(predictor, one, goal) for one in found.clusters]
@@ -290,7 +290,7 @@ def _certainty(predictor: Predictor, ranked: Sequence[Option], spaces: Sequence[
     }
 
 
-def _notes(job: Job, ability: Ability, searched: Found, ranked: Sequence[Option]) -> Iterator[str]:
+def _notes(job: Job, ability: Ability, searched: SearchState, ranked: Sequence[Option]) -> Iterator[str]:
     sequence = job.workload.training.sequence or 0
     if (
         "context" in ability.degrees

@@ -28,7 +28,7 @@ _SLACK = 0.08
 _FEW_CUTS = 16
 """Cuts that are all tried, whatever they promise."""
 
-Listener = Callable[["Found"], None]
+Listener = Callable[["SearchState"], None]
 """Hears the best so far whenever a cut is done."""
 
 
@@ -84,7 +84,7 @@ class OnCluster:
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class SearchState:
     """What a search has come to."""
 
     clusters: list[OnCluster]
@@ -144,9 +144,9 @@ def search(
     processes: int = 1,
     ray: str | None = None,
     listener: Listener = lambda searched: None,
-) -> Found:
+) -> SearchState:
     """The fastest plans of each cluster whose chance of running out of memory may be at most ``risk``."""
-    searched = Found(clusters=[OnCluster.of(space) for space in spaces])
+    searched = SearchState(clusters=[OnCluster.of(space) for space in spaces])
     began_s = time.monotonic()
 
     def time_is_up() -> bool:
@@ -178,11 +178,11 @@ class _Held:
     predictor: Predictor
 
 
-def _as_they_are(found: Found) -> bool:
+def _as_they_are(found: SearchState) -> bool:
     return True
 
 
-def _with_contexts(found: Found) -> bool:
+def _with_contexts(found: SearchState) -> bool:
     """Ranks that share a sequence, also a short one, on clusters where nothing fits."""
     for one in found.clusters:
         if not one.best and not one.hopeless:
@@ -190,7 +190,7 @@ def _with_contexts(found: Found) -> bool:
     return any(cut not in one.tried for one in found.clusters for cut in one.cuts if not one.best)
 
 
-def _with_offload(found: Found) -> bool:
+def _with_offload(found: SearchState) -> bool:
     """The optimizer on the host, on clusters where nothing fits."""
     for one in found.clusters:
         if not one.best and one.space.ability.offloads and one.space.job.trains:
@@ -200,7 +200,7 @@ def _with_offload(found: Found) -> bool:
 
 
 def _rounds(
-    searched: Found,
+    searched: SearchState,
     crew: Crew[list[tuple[int, Rated]]],
     time_is_up: Callable[[], bool],
     listener: Listener,
@@ -226,7 +226,7 @@ def _rounds(
             listener(searched)
 
 
-def _next(searched: Found, at_once: int, *, exhaustive: bool) -> list[Item]:
+def _next(searched: SearchState, at_once: int, *, exhaustive: bool) -> list[Item]:
     """The cuts that promise most of those that are left, each with the clusters on which it does and what its
     plans must beat there."""
     promises: dict[Cut, float] = {}

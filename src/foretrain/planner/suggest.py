@@ -12,7 +12,7 @@ from foretrain.forecast import Forecast
 from foretrain.job import Job
 from foretrain.planner.abilities import Ability, ability_of
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.fitting_changes import SAFE_CHANCE, Change, changed
+from foretrain.predictors.fitting_changes import SAFE_CHANCE, JobChange, changed
 from foretrain.progress import tell
 
 MOST = 3
@@ -69,9 +69,9 @@ def suggestions(forecast: Forecast, predictor: Predictor, most: int = MOST) -> l
     return sorted(faster[: 2 * most], key=lambda one: -one.faster)[:most]
 
 
-def _changes(job: Job) -> Iterator[Change]:
+def _changes(job: Job) -> Iterator[JobChange]:
     """Jobs that differ from this one in one thing; what cannot be made is left out."""
-    start = Change(job=job, words="", fields={})
+    start = JobChange(job=job, words="", fields={})
     ability = ability_of(None, job.workload.training.framework)
     for words, section, fields in _ideas(job, ability):
         try:

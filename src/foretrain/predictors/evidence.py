@@ -159,7 +159,7 @@ class Record:
     about: str
     low: Key
     high: Key
-    """As ``low``, with the largest sizes of the runs; the same Key for a single run."""
+    """As ``low``, with the largest sizes of the runs; the same key for a single run."""
     outcomes: Mapping[str, Outcome]
     runs: int = 1
     measured: Mapping[str, float] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from foretrain.estimate import Estimate
 from foretrain.forecast import Forecast
 from foretrain.planner.checking import JobCheck, LimitVerdict
 from foretrain.report import figures
-from foretrain.report.explain import Change, Explanation
+from foretrain.report.explain import ComparedFigure, Explanation
 from foretrain.units import format_bytes, format_dollars, format_seconds
 
 Form = Callable[[float], str]
@@ -126,12 +126,12 @@ def remedy_lines(forecast: Forecast) -> list[str]:
     return [f"It would fit with {'; or '.join(found)}"] if found else []
 
 
-def changes(explained: Explanation) -> list[tuple[Change, Form]]:
+def changes(explained: Explanation) -> list[tuple[ComparedFigure, Form]]:
     """Time, cost and memory of the base and of this job, as far as both are known."""
     a, b = explained.a, explained.b
     totals = [(one.quantities.get("total_time_s"), one.cost) for one in (a, b)]
     (time_a, cost_a), (time_b, cost_b) = totals
-    rows: list[tuple[Change | None, Form]] = [
+    rows: list[tuple[ComparedFigure | None, Form]] = [
         (explained.time.whole, format_seconds),
         (_change("whole training", time_a, time_b), format_seconds),
         (_change("cost", cost_a, cost_b), format_dollars),
@@ -140,8 +140,8 @@ def changes(explained: Explanation) -> list[tuple[Change, Form]]:
     return [(change, form) for change, form in rows if change is not None]
 
 
-def _change(name: str, a: Estimate | None, b: Estimate | None) -> Change | None:
-    return None if a is None or b is None else Change(name, a.median, b.median)
+def _change(name: str, a: Estimate | None, b: Estimate | None) -> ComparedFigure | None:
+    return None if a is None or b is None else ComparedFigure(name, a.median, b.median)
 
 
 def _largest(parts: Mapping[str, float]) -> tuple[str, str]:
@@ -172,7 +172,7 @@ def _chances(verdict: LimitVerdict) -> str:
     return f"{figures.chance_words(verdict.chance)} ({100 * verdict.allowed:.3g}% allowed)"
 
 
-def _percent(change: Change) -> str:
+def _percent(change: ComparedFigure) -> str:
     """``+12%``, ``3.1x``."""
     if not change.a or abs(change.difference) < _SAME * change.a:
         return "the same"

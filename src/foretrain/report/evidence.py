@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from foretrain.predictors.evidence import Evidence, Neighbour
-from foretrain.predictors.side_by_side import Entry, SideBySide
+from foretrain.predictors.side_by_side import PredictorAnswer, SideBySide
 from foretrain.report.figures import describe_cluster, describe_model
 from foretrain.report.tables import table
 from foretrain.units import format_bytes, format_seconds
@@ -80,7 +80,7 @@ def side_by_side_table(answers: SideBySide) -> RenderableType:
     return Group(*parts)
 
 
-def _entry(one: Entry) -> list[str]:
+def _entry(one: PredictorAnswer) -> list[str]:
     forecast, evidence, step = one.forecast, one.evidence, one.step_time
     assert forecast is not None
     scores = ["none kept", "", ""]

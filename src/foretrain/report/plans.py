@@ -17,7 +17,7 @@ from foretrain.job import Job
 from foretrain.planner.certainty import NEARLY
 from foretrain.planner.curves import WORTH_WHILE, Curve, ManyRuns
 from foretrain.planner.largest import Largest
-from foretrain.planner.outcome import Nothing, Option, Plans, Step
+from foretrain.planner.outcome import AxisStep, Nothing, Option, Plans
 from foretrain.planner.probes import STEPS, Probe
 from foretrain.planner.suggest import Suggestion
 from foretrain.report.explain import explain
@@ -188,7 +188,7 @@ def _between_clusters(one: Option, other: Option) -> str:
     return f"{words} and costs {abs(cost):.1%} {'more' if cost > 0 else 'less'}"
 
 
-def around_table(steps: Sequence[Step]) -> Table:
+def around_table(steps: Sequence[AxisStep]) -> Table:
     """What one step along each axis changes."""
     rows = [
         [

@@ -15,7 +15,7 @@ from rich.text import Text
 from foretrain.forecast import Forecast
 from foretrain.report import figures
 from foretrain.report.breakdown import What, breakdown, device_time
-from foretrain.report.explain import Changes, Explanation, signed
+from foretrain.report.explain import ComparedParts, Explanation, signed
 from foretrain.report.tables import table
 from foretrain.units import format_bytes, format_seconds
 
@@ -187,7 +187,7 @@ def _value(field: object) -> str:
     return "(not given)" if field is None else str(field)
 
 
-def _changes(title: str, changes: Changes, form: Callable[[float], str]) -> RenderableType:
+def _changes(title: str, changes: ComparedParts, form: Callable[[float], str]) -> RenderableType:
     by = functools.partial(signed, form)
     rows = []
     for part in (*changes.parts, changes.whole):

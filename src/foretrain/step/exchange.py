@@ -14,7 +14,7 @@ from foretrain.step.layout import Layout
 from foretrain.step.messages import KINDS, message_bytes
 from foretrain.step.partition import Stage, handed_on_bytes
 from foretrain.step.passes import recomputed, traced_blocks
-from foretrain.step.schedules import Place, place
+from foretrain.step.schedules import ChunkPlace, place
 from foretrain.step.sharding import (
     copies,
     neighbours,
@@ -286,9 +286,9 @@ def _to_stages(layout: Layout, stage: Stage) -> float:
     nobody, sent = (stage.index, 0), 0
     for number in range(len(stage.chunks)):
         copy, here = place(schedule, stage.index, number, count)
-        above, below = (places.get(Place(copy, here + by), nobody) for by in (-1, 1))
+        above, below = (places.get(ChunkPlace(copy, here + by), nobody) for by in (-1, 1))
         if below[0] != stage.index:
-            sent += places[Place(copy, here)][1]
+            sent += places[ChunkPlace(copy, here)][1]
         if layout.job.trains and above[0] != stage.index:
             sent += above[1]
     return float(sent)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrain.step.schedules import KINDS, Order, Place, order, place
+from foretrain.step.schedules import KINDS, ChunkPlace, Order, order, place
 from foretrain.step.spans import Index
 
 PAIR = "FB"
@@ -18,7 +18,7 @@ NOTHING = -1
 """The message of what stays on its rank, and the time of what takes none: the last one of a list."""
 
 
-class Program(NamedTuple):
+class TurnOrder(NamedTuple):
     """The turns of all ranks in an order in which each is behind those that it needs, column by column."""
 
     stage: list[int]
@@ -55,7 +55,7 @@ def named(schedule: str, stages: int, chunks: int, micro_batches: int) -> list[t
 
 
 @functools.lru_cache(maxsize=64)
-def program(schedule: str, stages: int, chunks: int, micro_batches: int) -> Program:
+def program(schedule: str, stages: int, chunks: int, micro_batches: int) -> TurnOrder:
     """The turns of all ranks, each behind those that it needs."""
     route = _Route(schedule, stages, chunks, micro_batches)
     orders = (order(schedule, stage, stages, chunks, micro_batches) for stage in range(stages))
@@ -63,7 +63,7 @@ def program(schedule: str, stages: int, chunks: int, micro_batches: int) -> Prog
     numbers, behind = _in_order(waiting, route)
     joined = (np.concatenate(column)[numbers].tolist() for column in zip(*waiting, strict=True))
     stage, _, _, _, lasting, brought, sent, task = joined
-    return Program(stage, lasting, behind, brought, sent, task)
+    return TurnOrder(stage, lasting, behind, brought, sent, task)
 
 
 def _in_order(waiting: Sequence[_Waiting], route: _Route) -> tuple[list[int], list[int]]:
@@ -158,20 +158,20 @@ class _Route:
         turns.lasting[second] = turns.brought[second] = turns.task[second] = NOTHING
         return _Waiting(*(np.insert(column, first, gate) for column, gate in zip(turns, gates, strict=True)))
 
-    def _links(self, here: Place) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+    def _links(self, here: ChunkPlace) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
         """Of forward and of backward passes at a place: the result that they need, the message that brings
         it, the one that they make, and the message that takes it away."""
-        above, below = (Place(here.copy, here.number + by) for by in (-1, 1))
+        above, below = (ChunkPlace(here.copy, here.number + by) for by in (-1, 1))
         made, made_back = self._result(here), self._backward + self._result(here)
         up, down = self._message(here, above), self._message(here, below)
         first = self._result(above) if above in self._stage_at else self.none
         last = self._backward + self._result(below) if below in self._stage_at else made
         return (first, up, made, down), (last, down, made_back, up)
 
-    def _result(self, here: Place) -> int:
+    def _result(self, here: ChunkPlace) -> int:
         return (here.copy * self._length + here.number) * self._micro_batches
 
-    def _message(self, one: Place, other: Place) -> int:
+    def _message(self, one: ChunkPlace, other: ChunkPlace) -> int:
         """Between two places, numbered by the first of them; none inside a rank and at the ends."""
         apart = self._stage_at.get(other) not in (None, self._stage_at[one])
         return min(one.number, other.number) if apart else NOTHING

@@ -31,7 +31,7 @@ from foretrain.capture.programs.frameworks import (
     run_lightning,
     watched_trainers,
 )
-from foretrain.capture.programs.runner import Program
+from foretrain.capture.programs.runner import RunningProgram
 from foretrain.capture.programs.scratch import nothing_written
 from foretrain.capture.programs.stand_ins import standing_in
 from foretrain.capture.programs.targets import Kind, imported, is_batch_name, is_data, kind_of, read_source
@@ -81,7 +81,7 @@ def trace_program(
 
     def run(loaders: tuple[int, int] | None, with_values: bool) -> tuple[OpGraph, int | None]:
         dtype = AUTOCAST_DTYPES.get(training.precision) if cast else None
-        program = Program(loaders, dtype, text="".join(_texts(path)), with_values=with_values)
+        program = RunningProgram(loaders, dtype, text="".join(_texts(path)), with_values=with_values)
         if with_values:
             program.note(FOLLOWED)
         decided = Settings()
@@ -171,7 +171,7 @@ class _Launch:
         args: dict[str, Any],
         training: Training,
         samples: int | None,
-        program: Program,
+        program: RunningProgram,
         settings: Settings,
     ) -> None:
         self.path, self.target, self.kind, self.args = path, target, kind, args

@@ -26,7 +26,7 @@ from foretrain.capture.programs.script_device import InScript
 from foretrain.capture.tracing.checkpoints import cast_anew, followed_checkpoints
 from foretrain.capture.tracing.constants import Constants, tensors_in
 from foretrain.capture.tracing.cuda import casting, casting_to, cuda_behaviour, forget_casts
-from foretrain.capture.tracing.recorder import DTYPES, Recorder, error_context
+from foretrain.capture.tracing.recorder import DTYPES, OperatorRecorder, error_context
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph, Weight
 from foretrain.options import optimizer_name
@@ -64,7 +64,7 @@ class _Habits:
     root_calls: int = 0
 
 
-class Program:
+class RunningProgram:
     """A training program while it runs; ``trace`` is called once."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Program:
         self._text = text
         self.constants = Constants(everything=with_values)
         self.data = Data(loaders)
-        self._recorder = Recorder(None, (), self.constants)
+        self._recorder = OperatorRecorder(None, (), self.constants)
         self._recorder.on = False
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._marks: list[_Mark] = []

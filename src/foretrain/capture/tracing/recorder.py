@@ -43,7 +43,7 @@ ENOUGH_RECOMPUTED: tuple[type[BaseException], ...] = tuple(
 """With what torch ends a recomputation as soon as it has all that is asked for; no error."""
 
 
-class Recorder(TorchDispatchMode):
+class OperatorRecorder(TorchDispatchMode):
     """Watches every operator that reaches the meta device, and every storage from its birth to its
     release.
 
@@ -488,7 +488,7 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def error_context(recorder: Recorder) -> Iterator[None]:
+def error_context(recorder: OperatorRecorder) -> Iterator[None]:
     """Turn whatever a model raises while it is traced into one line that names the module and the line of its
     code."""
     try:

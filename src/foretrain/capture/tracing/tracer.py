@@ -21,7 +21,7 @@ from foretrain.capture.tracing.cuda_kernels import served_attention
 from foretrain.capture.tracing.devices import OnMeta
 from foretrain.capture.tracing.guesses import same_draws
 from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer, weights_of_words
-from foretrain.capture.tracing.recorder import FOLLOWED, Recorder, error_context
+from foretrain.capture.tracing.recorder import FOLLOWED, OperatorRecorder, error_context
 from foretrain.capture.tracing.sparse import tables_of
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph
@@ -65,7 +65,7 @@ def trace_step(
     if constants.everything:
         constants.assumptions.append(FOLLOWED)
         constants.draw((*module.parameters(), *module.buffers(), *tensors_in(inputs)))
-    recorder = Recorder(module, inputs, constants, own_gradients)
+    recorder = OperatorRecorder(module, inputs, constants, own_gradients)
     with error_context(recorder):
         step = (
             build_optimizer(
@@ -152,7 +152,7 @@ def prepare(
 
 
 def _run(
-    recorder: Recorder, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any],
+    recorder: OperatorRecorder, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any],
     loss: Loss | None, step: StepFunction | None,
     low_dtype: torch.dtype | None, around: contextlib.AbstractContextManager[Any],
 ) -> bool:  # fmt: skip

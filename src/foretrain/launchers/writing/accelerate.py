@@ -6,7 +6,7 @@ from typing import Any
 
 from foretrain.job import Job
 from foretrain.launchers.writing.deepspeed import write as write_deepspeed
-from foretrain.launchers.writing.limits import OUR_PROGRAMS, Limits, cannot, overlaps_as_usual
+from foretrain.launchers.writing.limits import OUR_PROGRAMS, TargetLimits, cannot, overlaps_as_usual
 from foretrain.launchers.writing.target_files import TargetFiles
 from foretrain.launchers.writing.trainer import (
     ABOUT,
@@ -21,7 +21,7 @@ from foretrain.launchers.writing.yaml_text import yaml_text
 _FP8_BACKENDS = {"tensorwise": "AO", "delayed": "TE"}
 _STRATEGIES = {"allgather": "allgather", "ring": "alltoall"}
 
-LIMITS = Limits(
+LIMITS = TargetLimits(
     target="accelerate",
     says={
         **dict.fromkeys(

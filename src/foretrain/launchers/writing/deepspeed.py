@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from foretrain.job import Job
-from foretrain.launchers.writing.limits import OUR_PROGRAMS, Limits, cannot
+from foretrain.launchers.writing.limits import OUR_PROGRAMS, TargetLimits, cannot
 from foretrain.launchers.writing.model_config import given, has_experts
 from foretrain.launchers.writing.target_files import TargetFiles
 from foretrain.launchers.writing.trainer import (
@@ -26,7 +26,7 @@ _TENSOR_PRESETS = {
 }  # fmt: skip
 _EXPERT_PRESETS = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
-LIMITS = Limits(
+LIMITS = TargetLimits(
     target="deepspeed",
     says={
         **dict.fromkeys(

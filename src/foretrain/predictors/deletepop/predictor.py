@@ -34,7 +34,7 @@ from foretrain.predictors.deletepop.calibration import (
 )
 from foretrain.predictors.deletepop.spread import (
     COMPUTING,
-    Evidence,
+    MeasuredGenerations,
     Tier,
     bounds,
     computing_parts,
@@ -255,7 +255,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
             evidence = shipped_evidence()
         else:  # what the shipped models were scored on says nothing of others
             catalog = Catalog.load()
-            evidence = Evidence.of(catalog.device(name) for name in self.costs.lookups)
+            evidence = MeasuredGenerations.of(catalog.device(name) for name in self.costs.lookups)
         order = tuple(COMPUTING)
         devices = [group.device for group in job.cluster.groups]
         tiers: list[Tier] = [

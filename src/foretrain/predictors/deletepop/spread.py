@@ -75,7 +75,7 @@ _FULL_PRECISION = ("fp32", "tf32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class MeasuredGenerations:
     """The generations of devices whose runs were forecast before any of them was learned from."""
 
     generations: Mapping[str, str]
@@ -99,8 +99,8 @@ def _generation(device: Device) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def shipped_evidence() -> Evidence:
-    return Evidence(generations=json.loads(SHIPPED.read_text())["scored"])
+def shipped_evidence() -> MeasuredGenerations:
+    return MeasuredGenerations(generations=json.loads(SHIPPED.read_text())["scored"])
 
 
 @functools.lru_cache(maxsize=1)

@@ -75,7 +75,7 @@ class Levels:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Use:
+class ResourceUse:
     """The four resources of a rank over a window, in samples of equal length."""
 
     period_s: float
@@ -97,7 +97,7 @@ class Whitebox:
         found[_OVER_TIME] *= self._handed_share(forecast)
         return found
 
-    def use(self, forecast: Forecast, steps: int | None = None, samples: int | None = None) -> Use:
+    def use(self, forecast: Forecast, steps: int | None = None, samples: int | None = None) -> ResourceUse:
         """The resources over a measuring window, or over so many steps in so many samples."""
         job = forecast.job
         step, feeding = self._fed(_step_use(forecast), job)
@@ -112,7 +112,7 @@ class Whitebox:
             received, sent = self._host_link(feeding.copies.sampled(ends_s)[1], forecast, each_s)
         values = (busy, np.full(samples, self.held(forecast)), received, sent)
         read = forecast.quantities.get("memory_busy")
-        return Use(
+        return ResourceUse(
             period_s=window / samples,
             values=dict(zip(RESOURCES, values, strict=True)),
             memory_busy=math.nan if read is None else read.median,
@@ -236,7 +236,7 @@ def _steps_in_window(step_time_s: float) -> int:
     return max(FEWEST_STEPS, math.ceil(WINDOW_S / step_time_s))
 
 
-def figures_in(use: Use) -> Array:
+def figures_in(use: ResourceUse) -> Array:
     """As ``TARGETS`` names them, of resources over a window; spans as shares of it."""
     figures: dict[str, float] = {"memory_busy": use.memory_busy}
     for name, mean in zip(RESOURCES, MEANS, strict=True):

@@ -51,7 +51,7 @@ _LEAST_S, _STEP = 1e-12, 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Law:
+class ParameterSet:
     """Names of parameters in their order, guesses of each, and how well guesses are known.
 
     A parameter is the logarithm of its ratio to its guess. After them come those of machines: the logarithm
@@ -89,7 +89,7 @@ def _links(in_a_node: float, delay_s: float) -> dict[str, float]:
     return dict(zip(LINK_TERMS, (*guessed, *guessed), strict=True))
 
 
-CPU = Law(
+CPU = ParameterSet(
     {
         **dict.fromkeys(_CPU_TERMS[: len(COMPUTING)], 2.0),
         **dict.fromkeys(_CPU_TERMS[len(COMPUTING) : -1], 80.0),  # of one core; the rate is of all of them
@@ -115,7 +115,7 @@ _HOST_TERMS = tuple(f"host: {name}" for name in gpu.HOST_TERMS)
 _WEIGHTS = tuple(f"{kind}: {trait}" for kind in gpu.GPU_KINDS for trait in gpu.TRAITS)
 _ANY_DEVIATION, _TRAIT_DEVIATION = 1.0, 0.3
 """How far weights of traits may lie from 0; the first is what is always there."""
-GPU = Law(
+GPU = ParameterSet(
     {
         **dict.fromkeys(_WEIGHTS, 1.0),
         **dict(zip(_HOST_TERMS, gpu.GUESSED_HOST.tolist(), strict=True)),
@@ -158,13 +158,13 @@ class Physics:
     """The place of the machine among those that are known; -1 for any other."""
 
     @property
-    def law(self) -> Law:
+    def law(self) -> ParameterSet:
         return GPU if self.device.dtype == object else CPU
 
     @functools.cached_property
-    def side_by_side(self) -> gpu.Calls:
+    def side_by_side(self) -> gpu.StackedWork:
         """What GPUs do."""
-        return gpu.Calls(self.device.tolist())
+        return gpu.StackedWork(self.device.tolist())
 
     def __getitem__(self, chosen: Any) -> Physics:
         return Physics(
@@ -273,8 +273,8 @@ def _core_time(fitted: Mapping[str, float], terms: Physics) -> Array:
 
 
 class _GpuTime(NamedTuple):
-    worker: gpu.Played
-    busy: gpu.Played
+    worker: gpu.PlayedTimes
+    busy: gpu.PlayedTimes
     idle: Array
     """How the worker's seconds change with the logarithm of "starts idle"."""
 
@@ -290,7 +290,9 @@ def _gpu_time(logs: Array, terms: Physics, *, slopes: bool = False) -> _GpuTime:
     seconds = share * alone.seconds + (1 - share) * many.seconds + _LEAST_S
     by_both = share * alone.slopes + (1 - share) * many.slopes
     idle = share * (1 - share) * (alone.seconds - many.seconds)
-    return _GpuTime(gpu.Played(seconds, by_both), gpu.Played(busy.seconds + _LEAST_S, busy.slopes), idle)
+    return _GpuTime(
+        gpu.PlayedTimes(seconds, by_both), gpu.PlayedTimes(busy.seconds + _LEAST_S, busy.slopes), idle
+    )
 
 
 def least(terms: Physics) -> Array:

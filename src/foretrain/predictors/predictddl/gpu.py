@@ -238,7 +238,7 @@ def _kind(operator: Operator) -> str:
 # The law
 
 
-class Calls:
+class StackedWork:
     """The work of several runs side by side."""
 
     def __init__(self, works: Sequence[DeviceWork]) -> None:
@@ -266,7 +266,7 @@ class Calls:
         return total, by_weight.reshape(*shape, kinds * count)
 
 
-class Played(NamedTuple):
+class PlayedTimes(NamedTuple):
     """Seconds of each run, and how they change with the parameters of device and host (one after the
     other)."""
 
@@ -274,7 +274,7 @@ class Played(NamedTuple):
     slopes: Array
 
 
-def play(device_s: Array, host: Array, by_device: Array) -> tuple[Played, Played, Played]:
+def play(device_s: Array, host: Array, by_device: Array) -> tuple[PlayedTimes, PlayedTimes, PlayedTimes]:
     """A step that starts with both idle, one of many without a pause, and the device alone.
 
     ``device_s`` are the seconds of each run and part and ``by_device`` their slopes, ``host`` the seconds of
@@ -295,8 +295,8 @@ def play(device_s: Array, host: Array, by_device: Array) -> tuple[Played, Played
         done = np.maximum(ended, issued)
     busy_s, of_device = device_s.sum(axis=1), np.zeros_like(by_host)
     of_device[:, :terms] = by_device.sum(axis=1)
-    many = Played(np.maximum(issued, busy_s), np.where((issued > busy_s)[:, None], by_host, of_device))
-    return Played(done, by_both), many, Played(busy_s, of_device)
+    many = PlayedTimes(np.maximum(issued, busy_s), np.where((issued > busy_s)[:, None], by_host, of_device))
+    return PlayedTimes(done, by_both), many, PlayedTimes(busy_s, of_device)
 
 
 # Columns

@@ -63,7 +63,7 @@ _REMEMBERED = 4096
 """Embeddings that are kept, by graph content."""
 
 
-class Embedder:
+class GraphEmbedder:
     """A trained network that remembers what it has embedded, by the content of the graph; safe for many
     threads."""
 
@@ -133,7 +133,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
     settings: ClassVar[type[Any] | None] = PredictDDLSettings
 
     def __init__(
-        self, *, form: Form = "ratio", embedding: Path | Embedder | None = None,
+        self, *, form: Form = "ratio", embedding: Path | GraphEmbedder | None = None,
         candidates: Sequence[str] = tuple(CANDIDATES)
     ) -> None:  # fmt: skip
         self.form, self.embedding, self.candidates = form, embedding, tuple(candidates)
@@ -286,10 +286,10 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
             )  # fmt: skip
         return learned
 
-    def _embedder(self) -> Embedder:
+    def _embedder(self) -> GraphEmbedder:
         if self.embedding is None:
             raise InputError("embedding: this predictor was made without one")
-        if isinstance(self.embedding, Embedder):
+        if isinstance(self.embedding, GraphEmbedder):
             return self.embedding
         return load_embedding(self.embedding)
 
@@ -360,9 +360,9 @@ def _parameters() -> dict[str, list[str]]:
 
 
 @functools.lru_cache(maxsize=8)
-def load_embedding(path: Path) -> Embedder:
+def load_embedding(path: Path) -> GraphEmbedder:
     """The embedding of a file, read once."""
-    return Embedder(embedding_module().load(path))
+    return GraphEmbedder(embedding_module().load(path))
 
 
 _digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()

@@ -193,7 +193,7 @@ class Costs(_Regression):
 
 
 @final
-class Histogram(_Regression):
+class OperatorHistogram(_Regression):
     """How many operators of each kind there are, and of which sizes."""
 
     name: ClassVar[str] = "histogram"
@@ -269,5 +269,5 @@ class Contrastive(_OverGraphs):
 
 
 OVER_GRAPHS: dict[str, type[_OverGraphs]] = {
-    one.name: one for one in (Costs, Histogram, WhiteBox, Contrastive)
+    one.name: one for one in (Costs, OperatorHistogram, WhiteBox, Contrastive)
 }

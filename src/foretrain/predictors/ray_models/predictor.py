@@ -13,15 +13,14 @@ from typing import Any, ClassVar, Literal, Self, final, get_args
 import numpy as np
 
 from foretrain import predictors
-from foretrain.duration import START, STEPS, Part, of_steps, paced, start_up
+from foretrain.duration import START, STEPS, DurationPart, of_steps, paced, start_up
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor, Progress, Report, take_runs
-from foretrain.predictors.base import Table as Figures
+from foretrain.predictors.base import Predictor, Progress, Report, Table, take_runs
 from foretrain.predictors.blackbox import QUANTITIES, forecast_around, size_of
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, Table, has_graphs
+from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, ScaleTable, has_graphs
 from foretrain.predictors.ray_models.scaling import MOST_START, Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
 from foretrain.predictors.seen import LINKS, Reach, elsewhere, notes_of, number_row
@@ -153,7 +152,7 @@ class RayModelsPredictor(Predictor):
 
     def report(self, progress: Progress = lambda done, total: None) -> Report:
         """Which recipes won, and how well they do on runs that neither taught nor chose them."""
-        lines: list[str | Figures] = [
+        lines: list[str | Table] = [
             f"{workload.label}, {kind}, {where} the runs: "
             f"{' + '.join(recipe.label for recipe in choice.recipes)}"
             for workload in list(self.workloads_.values())[:_TOLD]
@@ -169,7 +168,7 @@ class RayModelsPredictor(Predictor):
             for one in checks
         )
         headings = ("model", "along", "kind", "runs", "mean error", "Ernest")
-        return [*lines, *([Figures(headings=headings, rows=rows)] if rows else [])]
+        return [*lines, *([Table(headings=headings, rows=rows)] if rows else [])]
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.workloads_ = {}
@@ -192,14 +191,14 @@ class RayModelsPredictor(Predictor):
             label=runs[0].job.workload.model.label, encoding=encoding, physics=physics, models=models
         )
 
-    def tables(self, runs: Sequence[Run]) -> tuple[Encoding, dict[Kind, tuple[Table, Array]]]:
+    def tables(self, runs: Sequence[Run]) -> tuple[Encoding, dict[Kind, tuple[ScaleTable, Array]]]:
         """The runs of one model as columns and times: of steps, and of epochs or whole trainings, whichever
         are more, where there are enough."""
         jobs = [run.job for run in runs]
         graphs = self.physics is not None and has_graphs(jobs)
         encoding = Encoding.of(jobs, graphs=graphs)
         forecasts_s = self._forecasts_s(jobs) if graphs else None
-        tables: dict[Kind, tuple[Table, Array]] = {}
+        tables: dict[Kind, tuple[ScaleTable, Array]] = {}
         rows_of = {
             kind: [(i, *found) for i, run in enumerate(runs) if (found := _measured(run, kind))]
             for kind in get_args(Kind)
@@ -363,7 +362,7 @@ class _Asked:
             quantities["total_time_s"] = whole.time_s
         return dataclasses.replace(forecast, quantities=quantities, duration=whole)
 
-    def _steps(self, kind: Kind) -> tuple[float, float, Factors, Part | None]:
+    def _steps(self, kind: Kind) -> tuple[float, float, Factors, DurationPart | None]:
         """As many steps as runs of a kind have times of, their seconds and interval, and the start-up that
         the times of trainings hold beside them."""
         training = self.job.workload.training
@@ -414,12 +413,12 @@ class _Asked:
         grown, _ = self.known.encoding.seen.on_machine(self.job, Reach().grown(spread, away, numbers))
         return time_s, grown
 
-    def _table(self, steps: float) -> Table:
+    def _table(self, steps: float) -> ScaleTable:
         physics_s = None if self.physics is None else [self.physics.median]
         return self.known.encoding.table([self.job], [steps], physics_s)
 
 
-def _corrected(model: ScaleModel, table: Table, physics: Estimate | None) -> tuple[float, Factors]:
+def _corrected(model: ScaleModel, table: ScaleTable, physics: Estimate | None) -> tuple[float, Factors]:
     """The forecast's time, times what runs take in the median of theirs; both are unsure."""
     assert physics is not None
     assert table.forecast_s is not None

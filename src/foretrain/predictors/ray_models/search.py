@@ -17,7 +17,7 @@ import numpy as np
 from foretrain.errors import InputError
 from foretrain.fanout import Crew
 from foretrain.predictors.base import option
-from foretrain.predictors.ray_models.columns import NUMBERS, Array, Indices, Table
+from foretrain.predictors.ray_models.columns import NUMBERS, Array, Indices, ScaleTable
 from foretrain.predictors.ray_models.techniques import (
     LEARNED_MEANS,
     MEANS,
@@ -110,7 +110,7 @@ def _error(misses: Array) -> float:
 
 
 @single_threaded()
-def try_recipes(shared: tuple[Table, Array], recipes: Sequence[Recipe]) -> list[Trial]:
+def try_recipes(shared: tuple[ScaleTable, Array], recipes: Sequence[Recipe]) -> list[Trial]:
     """Each recipe on the same parts of the runs; what recipes have in common is learned once per part."""
     table, times_s = shared
     able = [recipe for recipe in recipes if recipe.mean != "forecast" or table.forecast_s is not None]
@@ -131,7 +131,7 @@ def try_recipes(shared: tuple[Table, Array], recipes: Sequence[Recipe]) -> list[
 
 
 def misses_of(
-    recipes: Sequence[Recipe], wanted: Sequence[Mean], table: Table, times_s: Array, part: Part
+    recipes: Sequence[Recipe], wanted: Sequence[Mean], table: ScaleTable, times_s: Array, part: Part
 ) -> Array:
     """Logarithms of forecasts over measured times, by recipe, of the runs of a part that are forecast."""
     train, test = part
@@ -142,7 +142,7 @@ def misses_of(
     return misses
 
 
-def parts_inside(table: Table) -> list[Part]:
+def parts_inside(table: ScaleTable) -> list[Part]:
     """Parts of the runs in turn; runs that are alike are left out together; none where all are."""
     columns = np.column_stack([*(table.number(name) for name in NUMBERS), table.levels])
     _, alike = np.unique(columns, axis=0, return_inverse=True)
@@ -157,7 +157,7 @@ def in_turn(labels: Indices) -> list[Part]:
     return [part for part in found if len(part[0]) >= _FEWEST]
 
 
-def parts_beyond(table: Table) -> list[Along]:
+def parts_beyond(table: ScaleTable) -> list[Along]:
     """For each dimension with three values or more, the largest third of them."""
     return [(name, part) for name, part in beyond_parts(table.scales) if len(part[0]) >= _FEWEST]
 
@@ -189,7 +189,7 @@ class Budget:
 
 
 def search(
-    table: Table,
+    table: ScaleTable,
     times_s: Array,
     budget: Budget,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -223,7 +223,7 @@ def _dealt(recipes: Sequence[Recipe]) -> list[list[Recipe]]:
 def _proposed(
     crew: Crew[list[Trial]],
     study: optuna.Study,
-    table: Table,
+    table: ScaleTable,
     budget: Budget,
     progress: Callable[[int, int], None],
 ) -> list[Trial]:
@@ -264,7 +264,7 @@ def _sampler(seed: int) -> optuna.samplers.TPESampler:
     return optuna.samplers.TPESampler(seed=seed, n_startup_trials=2 * BATCH, constant_liar=True)
 
 
-def _study(table: Table, times_s: Array, path: Path | None) -> optuna.Study:
+def _study(table: ScaleTable, times_s: Array, path: Path | None) -> optuna.Study:
     """A study of these runs: in memory, or in a file from which an interrupted search goes on."""
     import optuna
 

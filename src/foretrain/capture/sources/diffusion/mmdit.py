@@ -25,7 +25,7 @@ from foretrain.capture.sources.diffusion.layers import (
 )
 
 
-class Stream(nn.Module):
+class TokenStream(nn.Module):
     """One of the two streams of a block: its own weights before and after the attention that both share."""
 
     def __init__(self, width: int, heads: int, *, norms: bool, ends: bool = False) -> None:
@@ -66,8 +66,8 @@ class JointBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, *, norms: bool, last: bool = False) -> None:
         super().__init__()
-        self.image = Stream(width, heads, norms=norms)
-        self.words = Stream(width, heads, norms=norms, ends=last)
+        self.image = TokenStream(width, heads, norms=norms)
+        self.words = TokenStream(width, heads, norms=norms, ends=last)
 
     def forward(
         self, x: Tensor, words: Tensor, condition: Tensor, places: tuple[Tensor, Tensor] | None = None

@@ -153,7 +153,7 @@ class TextTransformer(nn.Module):
         return out
 
 
-class Stage(nn.Module):
+class UnetStage(nn.Module):
     """A residual block and the attention behind it."""
 
     def __init__(self, block: nn.Module, attention: nn.Module | None) -> None:
@@ -231,29 +231,29 @@ class UNet(Denoiser):
         self.conv_in = nn.Conv2d(channels, width * multiples[0] if resampling_blocks else width, 3, padding=1)
         now = self.conv_in.out_channels
         kept = [now]
-        down: list[Stage] = []
+        down: list[UnetStage] = []
         for level, multiple in enumerate(multiples):
             for _ in range(blocks):
                 down.append(
-                    Stage(residual(now, width * multiple), attention(width * multiple, depths[level]))
+                    UnetStage(residual(now, width * multiple), attention(width * multiple, depths[level]))
                 )
                 now = width * multiple
                 kept.append(now)
             if level < len(multiples) - 1:
-                down.append(Stage(resampled(now, "down"), None))
+                down.append(UnetStage(resampled(now, "down"), None))
                 kept.append(now)
         self.down = nn.ModuleList(down)
         self.middle = nn.ModuleList(
-            [Stage(residual(now, now), attention(now, middle_depth)), Stage(residual(now, now), None)]
+            [UnetStage(residual(now, now), attention(now, middle_depth)), UnetStage(residual(now, now), None)]
         )
-        up: list[Stage] = []
+        up: list[UnetStage] = []
         for level, multiple in reversed([*enumerate(multiples)]):
             for _ in range(blocks + 1):
                 block = residual(now + kept.pop(), width * multiple)
-                up.append(Stage(block, attention(width * multiple, depths[level])))
+                up.append(UnetStage(block, attention(width * multiple, depths[level])))
                 now = width * multiple
             if level:
-                up.append(Stage(resampled(now, "up"), None))
+                up.append(UnetStage(resampled(now, "up"), None))
         self.up = nn.ModuleList(up)
         self.norm_out = nn.GroupNorm(GROUPS, now)
         self.conv_out = nn.Conv2d(now, channels * (2 if learns_variance else 1), 3, padding=1)
