@@ -518,6 +518,7 @@ def test_help_lists_every_command_with_its_own_line_and_imports_none() -> None:
         "predict_checks",
         "schedule_answers",
         "schedule_checks",
+        "schedule_report",
         "schedule_world",
         "schedule_worth",
         "searching",

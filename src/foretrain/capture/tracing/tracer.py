@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -86,10 +86,7 @@ def trace_step(
         if step.rows.tables and step.rows.note is not None:
             constants.assumptions.append(step.rows.note)
         if accumulate:
-            rows = {id(table) for table in step.rows.tables}
-            for parameter in module.parameters():
-                adds = parameter.requires_grad and id(parameter) not in rows
-                parameter.grad = torch.empty_like(parameter) if adds else None
+            _hold_gradients(module, but=step.rows.tables)
     with (
         recorder.reference_counting(),
         recorder,
@@ -97,19 +94,21 @@ def trace_step(
         same_draws(),
         followed_checkpoints(recorder, cuda_behaviour),
     ):
-        computed = _run(
-            recorder,
-            module,
-            inputs,
-            loss,
-            step,
-            AUTOCAST_DTYPES.get(precision),
-            around or contextlib.nullcontext(),
-        )
+        low_dtype, around = AUTOCAST_DTYPES.get(precision), around or contextlib.nullcontext()
+        computed = _run(recorder, module, inputs, loss, step, low_dtype, around)
     known = {**(info or {}), **({"own_loss": True} if computed else {})}
     graph = recorder.finish(samples=samples, tokens=tokens, accumulates=accumulate, info=known)
     module.zero_grad(set_to_none=True)
     return graph
+
+
+def _hold_gradients(module: torch.nn.Module, *, but: Iterable[torch.nn.Parameter]) -> None:
+    """Give parameters the gradients of earlier micro-batches, to which the traced one adds; ``but`` tables of
+    sparse gradients."""
+    sparse = {id(table) for table in but}
+    for parameter in module.parameters():
+        adds = parameter.requires_grad and id(parameter) not in sparse
+        parameter.grad = torch.empty_like(parameter) if adds else None
 
 
 def _is_of_library(module: torch.nn.Module) -> bool:
