@@ -13,8 +13,9 @@ from foretrain.step.dealing import Dealt, counts_words
 from foretrain.step.layout import Layout
 from foretrain.step.partition import Block, Chunk, Stage, blocks, stages_of
 from foretrain.step.passes import kind_of, passes_by_kind
-from foretrain.step.play import stage_memory, step_time_s
+from foretrain.step.play import step_time_s
 from foretrain.step.schedules import place
+from foretrain.step.stage_memory import stage_memory
 from foretrain.units import format_seconds
 
 _ROOM = (0.9, 1.0)

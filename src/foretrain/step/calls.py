@@ -31,8 +31,9 @@ from foretrain.plan import Choice, Dispatcher
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.launches import launched
 from foretrain.step.messages import collective_s, network_of, on_efa
-from foretrain.step.partition import Teams, blocks
+from foretrain.step.partition import blocks
 from foretrain.step.spans import Column, Mask
+from foretrain.step.teams import Teams
 from foretrain.step.tuning import Tuning
 from foretrain.workload import Training
 

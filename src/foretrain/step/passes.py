@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,6 +115,14 @@ def kind_of(layout: Layout, stage: Stage, block: Block) -> Kind:
     """What the passes of a block depend on: the group of its stage, its piece, and whether calls of it run
     again."""
     return stage.group, id(block.piece), runs_again(layout.job.plan, layout.graph, block)
+
+
+def stage_kinds(layout: Layout) -> list[Hashable]:
+    """Of each stage, what its work depends on: the kinds of its blocks."""
+    return [
+        tuple(tuple(kind_of(layout, stage, block) for block in chunk) for chunk in stage.chunks)
+        for stage in layout.stages
+    ]
 
 
 def passes_by_kind(layout: Layout) -> dict[Kind, tuple[Pass, Pass]]:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from foretrain.capture.programs.pretence import Quiet
 from foretrain.capture.sources.loaded import own_loss
 from foretrain.capture.sources.zoo import installed
-from foretrain.capture.tracing.constants import map_tensors
+from foretrain.capture.tracing.nested import map_tensors
 from foretrain.errors import CaptureError
 
 Settings = dict[str, Any]

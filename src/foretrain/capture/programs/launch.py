@@ -40,8 +40,8 @@ from foretrain.capture.sources.inputs import default_inputs
 from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, building, own_loss
 from foretrain.capture.sources.user_files import beside, loaded_file
 from foretrain.capture.sources.zoo import mended_imports
+from foretrain.capture.tracing.failures import FOLLOWED
 from foretrain.capture.tracing.optimizers import optimizer_of
-from foretrain.capture.tracing.recorder import FOLLOWED
 from foretrain.capture.tracing.values import with_values_if_needed
 from foretrain.errors import CaptureError, InputError, first_line
 from foretrain.graph import OpGraph

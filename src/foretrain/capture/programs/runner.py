@@ -24,9 +24,11 @@ from foretrain.capture.programs.data import Data
 from foretrain.capture.programs.pretence import OneReplica, pretending
 from foretrain.capture.programs.script_device import InScript
 from foretrain.capture.tracing.checkpoints import cast_anew, followed_checkpoints
-from foretrain.capture.tracing.constants import Constants, tensors_in
+from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.cuda import casting, casting_to, cuda_behaviour, forget_casts
-from foretrain.capture.tracing.recorder import DTYPES, OperatorRecorder, error_context
+from foretrain.capture.tracing.failures import error_context
+from foretrain.capture.tracing.nested import tensors_in
+from foretrain.capture.tracing.recorder import DTYPES, OperatorRecorder
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph, Weight
 from foretrain.options import optimizer_name

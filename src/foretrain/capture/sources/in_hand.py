@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from foretrain.capture.sources.inputs import default_inputs
 from foretrain.capture.sources.loaded import Loss
-from foretrain.capture.tracing.constants import map_tensors, tensors_in
+from foretrain.capture.tracing.nested import map_tensors, tensors_in
 from foretrain.capture.tracing.optimizers import usual_settings
 from foretrain.errors import CaptureError, InputError
 from foretrain.options import optimizer_name, optimizer_settings, unwrapped_optimizer

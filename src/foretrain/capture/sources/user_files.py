@@ -34,7 +34,8 @@ from foretrain.capture.sources.wrapped import (
     without_compile,
 )
 from foretrain.capture.sources.zoo import mended_imports
-from foretrain.capture.tracing.constants import Constants, tensors_in
+from foretrain.capture.tracing.constants import Constants
+from foretrain.capture.tracing.nested import tensors_in
 from foretrain.errors import CaptureError, InputError, unknown
 from foretrain.workload import Workload
 

@@ -11,17 +11,15 @@ import torch
 
 from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss, has_own_loss
 from foretrain.capture.tracing.checkpoints import followed_checkpoints
-from foretrain.capture.tracing.constants import (
-    Constants,
-    map_tensors,
-    tensors_in,
-)
+from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.cuda import cuda_behaviour
 from foretrain.capture.tracing.cuda_kernels import served_attention
 from foretrain.capture.tracing.devices import OnMeta
+from foretrain.capture.tracing.failures import FOLLOWED, error_context
 from foretrain.capture.tracing.guesses import same_draws
+from foretrain.capture.tracing.nested import map_tensors, tensors_in
 from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer, weights_of_words
-from foretrain.capture.tracing.recorder import FOLLOWED, OperatorRecorder, error_context
+from foretrain.capture.tracing.recorder import OperatorRecorder
 from foretrain.capture.tracing.sparse import tables_of
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph
