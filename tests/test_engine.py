@@ -679,7 +679,7 @@ def test_a_calibration_of_held_out_devices_is_forgotten(monkeypatch: pytest.Monk
     monkeypatch.setattr("foretrain.costs.fitting.fit_costs", lambda _operators: shipped)
     monkeypatch.setattr("foretrain.costs.fitting.dispatch_costs", lambda _operators: {})
     monkeypatch.setattr(
-        "foretrain.predictors.deletepop.predictor.load_measured", lambda path, device: made_up(count=20)
+        "foretrain.predictors.deletepop.datasets.load_measured", lambda path, device: made_up(count=20)
     )
     forgetful = fitted.without(devices=frozenset({"h100-sxm-80gb"}))
     assert forgetful.calibrations_ == {}
