@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 VARIABLE = "FORETRAIN_CATALOG"
 """Of the environment: the user's own files, joined as in PATH."""
 
+_USUAL_PROCESSORS = 100
+"""Of a device whose multiprocessors nobody has counted (assumed)."""
 _PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _SLOWER_DTYPE = {"fp4": "fp8", "fp8": "bf16", "int8": "fp16", "bf16": "fp32", "fp16": "bf16", "tf32": "fp32"}
 
@@ -126,6 +128,11 @@ class Device:
     def pcie_bytes_per_s(self) -> float:
         """Of the whole slot, per direction."""
         return _PCIE_LANE_BYTES_PER_S[self.pcie_generation] * self.pcie_lanes
+
+    @property
+    def processors(self) -> int:
+        """Its multiprocessors, as far as they are known."""
+        return self.sms or _USUAL_PROCESSORS
 
     def peak_flops(self, dtype: str) -> float:
         """Peak dense FLOP/s of matrix products in ``dtype``.

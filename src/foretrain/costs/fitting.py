@@ -157,9 +157,15 @@ def _fit(
     return OperatorModel(grow(rows, targets, weights, **growth), effects, default)
 
 
+_WEIGHT_OF_ONE_S = 1e-5
+"""The time of an operator that counts as one."""
+_WEIGHTS = (0.1, 10.0)
+"""Between which times count in proportion, before the root is taken."""
+
+
 def _weights(seconds: npt.NDArray[np.float64], devices: Sequence[str]) -> npt.NDArray[np.float64]:
     """Long operators count more, as steps are made of them; a device with many less than in proportion."""
-    weights = np.clip(seconds / 1e-5, 0.1, 10.0) ** 0.5
+    weights = np.clip(seconds / _WEIGHT_OF_ONE_S, *_WEIGHTS) ** 0.5
     each = np.array(devices)
     for device in set(devices):
         weights[each == device] /= float(np.sum(each == device)) ** 0.5

@@ -41,8 +41,8 @@ _SHARDED: dict[Shard, tuple[str, ...]] = {
 """Categories that each way of sharding divides by the replicas."""
 _IN_NODE = 8
 """Devices that a node grows to, where the job names no node."""
-_LEAN_OPTIMIZERS = ("adafactor", "sgd", "sgd-plain")
-"""With less and less state for a parameter."""
+_LEAN_OPTIMIZERS = {"adafactor": 0.1, "sgd": 0.5, "sgd-plain": 0.0}
+"""In the order in which they are tried, with the share of the optimizer's state that each may need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,12 +303,16 @@ def _larger_device(search: _Search, start: JobChange) -> Iterator[JobChange]:
         yield from _on(start, {**section, "device": one.name}, f"device {one.name}", {"device": one.name})
 
 
+_LARGER = 1.05
+"""Times the memory of a device that a larger one has at least."""
+
+
 def _is_larger(other: Device, device: Device) -> bool:
     """A device of the same maker, with the same kind of links and formats at least as narrow, and more
     memory."""
     alike = other.vendor == device.vendor and (device.link == "pcie" or other.link == device.link)
     formats = all(getattr(other, name) or not getattr(device, name) for name in ("bf16", "fp8"))
-    return alike and formats and other.memory_bytes > 1.05 * device.memory_bytes
+    return alike and formats and other.memory_bytes > _LARGER * device.memory_bytes
 
 
 def _more_devices(search: _Search, start: JobChange) -> Iterator[JobChange]:
@@ -343,7 +347,7 @@ def _optimizer(search: _Search, start: JobChange) -> Iterator[JobChange]:
     own = start.job.workload.training.optimizer
     if start.job.workload.training.mode == "infer" or own in _LEAN_OPTIMIZERS:
         return
-    for optimizer, share in zip(_LEAN_OPTIMIZERS, (0.1, 0.5, 0.0), strict=True):
+    for optimizer, share in _LEAN_OPTIMIZERS.items():
         if search.may_fit(optimizer_state=share):
             yield changed(start, f"optimizer {optimizer}", training={"optimizer": optimizer})
 

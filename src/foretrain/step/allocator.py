@@ -15,6 +15,8 @@ _LARGE_SEGMENT = 20 << 20
 _LARGE = 10 << 20  # requests from here on get a segment of their own
 _LARGE_UNIT = 2 << 20
 _REGION = 32 << 20  # in whole numbers of which the driver takes addresses
+_HIGHEST = _LARGE_SEGMENT << 38
+"""Below this address the driver gives out the first segment: there is room under it for any number."""
 _ROOM = _LARGE_SEGMENT << 26
 """Addresses that an expandable segment reserves: more than any device has memory, and whole granules."""
 
@@ -55,7 +57,7 @@ class CachingAllocator:
         self._free_at: dict[int, MemoryBlock] = {}
         self._unmapped: tuple[dict[int, MemoryBlock], ...] = ({}, {})  # by address, per pool
         self._rests: dict[int, int] = {}  # bytes that are left of the driver's regions, by address
-        self._lowest = _LARGE_SEGMENT << 38
+        self._lowest = _HIGHEST
         self._is_plain = not self.settings.expandable_segments and self.settings.max_split_bytes == math.inf
 
     def allocate(self, size_bytes: int) -> MemoryBlock:

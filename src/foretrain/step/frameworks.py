@@ -338,11 +338,19 @@ public runs (sailor, GH200) a micro-batch takes 51 ms and 22 ms for each sample,
 the host needs for it and what the device does, one after the other; why is not known."""
 
 
+_MEGATRON_BUCKET_BYTES = 160e6
+"""Of gradients that its distributed optimizer sums up at once."""
+_EARLY_HOST = 1.1
+"""Factor on the host's time in its early code."""
+
+
 def _megatron(habits: Profile, job: Job) -> Profile:
     """Its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full recomputation marks its code of
     2020 to 2022, which waits for every collective of tensor parallelism."""
     if job.plan.shard != "none":
-        habits = dataclasses.replace(habits, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=160e6)
+        habits = dataclasses.replace(
+            habits, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=_MEGATRON_BUCKET_BYTES
+        )
     if (job.workload.model.config or {}).get("attn_implementation") == "eager":
         habits = dataclasses.replace(habits, flash_attention=False)
     if job.workload.training.precision in ("fp32", "tf32"):
@@ -354,7 +362,7 @@ def _megatron(habits: Profile, job: Job) -> Profile:
             fuses_softmax=True,
             tensor_overlap="none",
             fuses_accumulation=False,
-            host=1.1,
+            host=_EARLY_HOST,
             step_s=0.0,
         )
     return habits
@@ -425,7 +433,9 @@ def attention_factor(habits: Profile, capability: float) -> float:
     if habits.attention_generation is None:
         return 1.0
     first = _FIRST_FLASH if habits.attention_generation == 1 else 1.0
-    return first * (_SECOND_FLASH_ON_HOPPER if capability >= 9 else 1.0)
+    return first * (_SECOND_FLASH_ON_HOPPER if capability >= _HOPPER else 1.0)
 
 
 _FIRST_FLASH, _SECOND_FLASH_ON_HOPPER = 1.8, 1.75
+_HOPPER = 9.0
+"""Its compute capability."""

@@ -395,12 +395,16 @@ def _figures(run: Run) -> Array:
     return found
 
 
+_WIDE = (-0.8, -0.4, 0.4, 0.8)
+"""Quantiles of residuals, as ``SHARES``, where too few figures were held out to tell."""
+
+
 def _spread(residuals: Array) -> Array:
     """Quantiles of the residuals of each figure, zero among them; wide where too few were held out."""
     rows = []
     for column in residuals.T:
         known = column[np.isfinite(column)]
-        bounds = np.quantile(known, SHARES) if len(known) >= 2 * _FEW else np.array([-0.8, -0.4, 0.4, 0.8])
+        bounds = np.quantile(known, SHARES) if len(known) >= 2 * _FEW else np.array(_WIDE)
         rows.append(
             [
                 min(bounds[0], bounds[1], 0.0),
