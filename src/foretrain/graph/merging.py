@@ -150,14 +150,8 @@ def _joined(operators: Sequence[Operator], axis: str) -> Operator:
     wide = (dataclasses.replace(spec, shape=(columns,)) for spec in bias)
     inputs = (*wide, _resized(left, rows, depth), _resized(right, depth, columns), *scales)
     outputs = (_resized(first.outputs[0], rows, columns),)
-    return dataclasses.replace(
-        first,
-        inputs=inputs,
-        outputs=outputs,
-        flops=sum(operator.flops for operator in operators),
-        bytes_read=sum(spec.size_bytes for spec in inputs),
-        bytes_written=sum(spec.size_bytes for spec in outputs),
-    )
+    flops = sum(operator.flops for operator in operators)
+    return dataclasses.replace(first.on(inputs, outputs), flops=flops)
 
 
 def _resized(spec: TensorSpec, rows: int, columns: int) -> TensorSpec:

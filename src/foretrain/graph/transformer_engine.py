@@ -106,13 +106,7 @@ def with_four_bits(graph: OpGraph) -> OpGraph:
 def _packed(operator: Operator) -> Operator:
     inputs = tuple(_two_in_a_byte(spec, first=i != 1) for i, spec in enumerate(operator.inputs))
     outputs = tuple(_two_in_a_byte(spec) for spec in operator.outputs)
-    return dataclasses.replace(
-        operator,
-        inputs=inputs,
-        outputs=outputs,
-        bytes_read=sum(spec.size_bytes for spec in inputs),
-        bytes_written=sum(spec.size_bytes for spec in outputs),
-    )
+    return operator.on(inputs, outputs)
 
 
 def _two_in_a_byte(spec: TensorSpec, *, first: bool = True) -> TensorSpec:
@@ -129,13 +123,7 @@ def _gather(operator: Operator) -> Operator:
     inputs, outputs = (
         tuple(TensorSpec(spec.shape, _FP8) for spec in specs) for specs in (operator.inputs, operator.outputs)
     )
-    return dataclasses.replace(
-        operator,
-        inputs=inputs,
-        outputs=outputs,
-        bytes_read=sum(spec.size_bytes for spec in inputs),
-        bytes_written=sum(spec.size_bytes for spec in outputs),
-    )
+    return operator.on(inputs, outputs)
 
 
 def _gather_again(edit: Edit, cast: int, gather: Operator) -> None:
