@@ -27,6 +27,7 @@ _HEADS = {
 
 
 def errors_of(text: str) -> list[float]:
+    """Fractions by which estimates are off, from text such as ``0,0.1,0.5``."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:

@@ -80,6 +80,7 @@ def _loop(config: dict[str, str]) -> str:
 
 
 def main() -> int:
+    """Run tasks from standard input one after the other on a Ray cluster, until that ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", default=LOCAL)
     parser.add_argument("--cpus", type=int, default=os.cpu_count() or 1)

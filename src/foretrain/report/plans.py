@@ -82,6 +82,7 @@ def shown(plans: Plans) -> RenderableType:
 
 
 def heading(plans: Plans) -> Iterator[str]:
+    """What was searched: for which framework, with which goal and limits."""
     goal = plans.goal
     wanted = [f"least {goal.objective}"]
     if goal.deadline_s is not None:
@@ -217,6 +218,7 @@ def nothing_lines(plans: Plans) -> Iterator[str]:
 
 
 def search_lines(plans: Plans) -> Iterator[str]:
+    """How many plans were considered, and why most of them were not costed."""
     unseen = plans.cuts_left and not plans.interrupted
     left = f"; {plans.cuts_left} ways to cut the model promised nothing" if unseen else ""
     by_bounds = plans.too_large - plans.costed_too_large

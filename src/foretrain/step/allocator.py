@@ -27,6 +27,8 @@ class OutOfMemory(Exception):
 
 @dataclass(slots=True, eq=False)
 class MemoryBlock:
+    """A stretch of addresses in a segment, in use or free, between its neighbours."""
+
     address: int
     size: int
     pool: int

@@ -38,6 +38,7 @@ class BlockMemory:
 
 
 def block_memory(job: Job, graph: OpGraph, block: Block, profile: Profile) -> BlockMemory:
+    """What a block keeps of a micro-batch, and the most that it holds in each of its passes."""
     piece = block.piece
     kept, again = (
         kept_bytes(graph, block, job.plan, profile),

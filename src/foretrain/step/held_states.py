@@ -116,6 +116,7 @@ def gradient_bytes(graph: OpGraph, job: Job, stage: Stage) -> float:
 
 
 def state_sizes(job: Job, graph: OpGraph, profile: Profile) -> Sizes:
+    """Bytes for each parameter that is trained: its shard, its gradient, and the state of its optimizer."""
     own = weight_bytes(graph, trained=True)
     if not job.trains:
         return Sizes(shard=own, gradient=0.0, fleeting_gradient=0.0, state=0.0, update=0.0)

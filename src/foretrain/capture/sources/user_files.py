@@ -43,6 +43,7 @@ from foretrain.workload import Workload
 
 
 def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
+    """Build what a function of a user's file gives, with its inputs and loss or the usual ones."""
     model, training = workload.model, workload.training
     assert model.name is not None
     path, function = located(model.name, workload.base)

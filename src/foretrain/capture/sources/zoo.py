@@ -29,6 +29,7 @@ _NOT_LOADED = "pretrained weights are not loaded: they change no shape"
 
 
 def load_timm(workload: Workload, batch: int, device: str) -> LoadedModel:
+    """Build a model of timm for images of the job's size, or of the model's own."""
     timm = import_zoo("timm")
     name, training = workload.model.name, workload.training
     assert name is not None
@@ -81,6 +82,7 @@ def _timm_module(
 
 
 def load_torchvision(workload: Workload, batch: int, device: str) -> LoadedModel:
+    """Build a model of torchvision with what its task takes: images, clips, pairs of frames, targets."""
     models = import_zoo("torchvision").models
     name, training = workload.model.name, workload.training
     assert name is not None

@@ -99,6 +99,7 @@ SCALED_COLUMNS = (
 
 
 def attention(scene: Scene) -> list[float]:
+    """Fused attention: its sizes, what it masks and drops, and how it fills the device."""
     call, of = scene.call, traits(scene.call.name)
     first = int(of.backward)
     query, key = call.inputs[first], call.inputs[first + 1]

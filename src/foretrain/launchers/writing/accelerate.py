@@ -56,6 +56,7 @@ LIMITS = TargetLimits(
 
 
 def write(job: Job) -> TargetFiles:
+    """The YAML of accelerate, the training program, and the command that starts it."""
     if job.workload.training.framework == "deepspeed":
         return _with_deepspeed(job)
     notes = [*LIMITS.check(job), *check_trainer(job, "accelerate")]

@@ -60,6 +60,7 @@ LIMITS = TargetLimits(
 
 
 def write(job: Job) -> TargetFiles:
+    """The JSON of DeepSpeed, the training program, and the command that starts it."""
     notes = [*LIMITS.check(job), *check_trainer(job, "deepspeed")]
     files = {**trainer_files(job), "ds_config.json": json.dumps(deepspeed_config(job), indent=2) + "\n"}
     about = {"ds_config.json": f"ZeRO, formats and batches, for {VERSIONS['deepspeed']}", **ABOUT}

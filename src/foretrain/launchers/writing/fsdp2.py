@@ -68,6 +68,7 @@ LIMITS = TargetLimits(
 
 
 def write(job: Job) -> TargetFiles:
+    """The training program, and the command that starts it."""
     notes = LIMITS.check(job)
     check_model(job, "fsdp2", _SOURCES)
     _check(job)

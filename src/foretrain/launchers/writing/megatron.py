@@ -69,6 +69,7 @@ LIMITS = TargetLimits(
 
 
 def write(job: Job) -> TargetFiles:
+    """The arguments of pretrain_gpt.py, and the command that starts it."""
     notes = LIMITS.check(job)
     words, vocabulary, left_out = model_arguments(job)
     _check(job)

@@ -22,6 +22,7 @@ def readme(
     about: Mapping[str, str],
     notes: Sequence[str],
 ) -> str:
+    """The text of README.md."""
     cluster = job.cluster
     where = f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device.name}"
     lines = [

@@ -27,6 +27,7 @@ def job_name(job: Job) -> str:
 
 
 def slurm_script(job: Job, expected: Expected) -> str:
+    """The batch script of Slurm that starts launch.sh on each node."""
     cluster = job.cluster
     headers = [
         f"--job-name={job_name(job)}",
@@ -88,6 +89,7 @@ def nodes_in_segment(job: Job) -> int | None:
 
 
 def trainjob(job: Job, expected: Expected) -> str:
+    """The TrainJob of Kubeflow, which waits in a queue of Kueue."""
     cluster, limit = job.cluster, expected.limit_s(job)
     resource, count = kubernetes_resource(cluster.device), cluster.devices_per_node
     if cluster.device.is_cpu:

@@ -51,6 +51,7 @@ LIMITS = TargetLimits(
 
 
 def write(job: Job) -> TargetFiles:
+    """The configurations for both ways in which versions are configured, and the command for either."""
     notes = LIMITS.check(job)
     if job.workload.training.sequence is None:
         raise InputError("training.sequence: missing; torchtitan needs a length")

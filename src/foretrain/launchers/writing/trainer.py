@@ -57,6 +57,7 @@ def check_trainer(job: Job, target: str) -> list[str]:
 
 
 def trainer_files(job: Job) -> dict[str, str]:
+    """The program that trains with the Trainer, and what it reads."""
     stamped = stamp("transformers", "torch")
     return {
         "train.py": program_text("trainer", stamped),
