@@ -228,15 +228,18 @@ def score(shared: bool, item: tuple[Series, str, str, Part]) -> Score:
     )
     begun = time.process_time()
     model = ScaleModel.fit(known, known_s, Budget())
-    told, spreads = _tell(model, asked, series.data)
+    forecast_s, spreads = _tell(model, asked, series.data)
     seconds = time.process_time() - begun
-    held = [told[i] * spread.low <= asked_s[i] <= told[i] * spread.high for i, spread in enumerate(spreads)]
-    blind = told
+    held = [
+        forecast_s[i] * spread.low <= asked_s[i] <= forecast_s[i] * spread.high
+        for i, spread in enumerate(spreads)
+    ]
+    blind = forecast_s
     if known.forecast_s is not None and shared:
         bare, other = (dataclasses.replace(table, forecast_s=None) for table in (known, asked))
         blind = _tell(ScaleModel.fit(bare, known_s, Budget()), other, series.data)[0]
     ernest = ernest_times_s(known, known_s, asked)
-    own, without, rival = (Scores.of(asked_s, one).mape for one in (told, blind, ernest))
+    own, without, rival = (Scores.of(asked_s, one).mape for one in (forecast_s, blind, ernest))
     return Score(
         source=series.source,
         label=series.label,

@@ -482,13 +482,13 @@ def test_catalog(kind: str, name: str, known: str) -> None:
 
 def loaded(code: str) -> set[str]:
     """The modules that a fresh process has imported in the end."""
-    told = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    return set(told.stdout.splitlines()[-1].split())
+    return set(shown.stdout.splitlines()[-1].split())
 
 
 def test_importing_the_package_costs_nothing() -> None:

@@ -191,10 +191,10 @@ def test_frozen_parameters_have_no_gradients_to_send() -> None:
         )
         for block in blocks[:-1]
     )
-    some = dataclasses.replace(stage, chunks=((*frozen, blocks[-1]),))
-    layout = dataclasses.replace(step.layout, stages=(some,))
+    partly_trained = dataclasses.replace(stage, chunks=((*frozen, blocks[-1]),))
+    layout = dataclasses.replace(step.layout, stages=(partly_trained,))
     share = sum(w.elements for w in blocks[-1].weights) / _elements(step)
-    assert sent_bytes(layout, some)["replicas"] == pytest.approx(share * step.sent["replicas"])
+    assert sent_bytes(layout, partly_trained)["replicas"] == pytest.approx(share * step.sent["replicas"])
 
 
 def test_gradients_of_experts_are_sent_to_those_that_hold_the_same_experts() -> None:

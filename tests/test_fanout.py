@@ -79,11 +79,11 @@ def fall_once(folder: Path, number: int) -> int:
     return number
 
 
-def stay_on_the_victim(told: tuple[str, Path], number: int) -> int:
+def stay_on_the_victim(shared: tuple[str, Path], number: int) -> int:
     """The victim holds on to what it gets until it is killed; the others wait until it has got something."""
     import ray
 
-    victim, folder = told
+    victim, folder = shared
     if ray.get_runtime_context().get_node_id() == victim:
         (folder / "reached").touch()
         time.sleep(600)
