@@ -1,5 +1,5 @@
 """Holds one training step as data: distinct operators, the stream of their calls, and the buffers they read
-and write. Knows nothing of torch."""
+and write."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Reads configurations that are Python: functions of torchtitan, recipes of Megatron-Bridge. Nothing is run:
-literals, arithmetic with them and names that stand for them are understood."""
+"""Reads configurations that are Python: functions of torchtitan, recipes of Megatron-Bridge.
+
+Nothing is run: literals, arithmetic with them and names that stand for them are understood.
+"""
 
 from __future__ import annotations
 
