@@ -226,13 +226,13 @@ _Facts = Mapping[int, Run]
 
 
 def _facts(path: Path, catalog: Catalog) -> _Facts:
-    found: dict[int, Run] = {}
+    run_of_line: dict[int, Run] = {}
     for line, text in text_lines(path):
         try:
-            found[line] = Run.read(parse_json(text), catalog=catalog, base=path.parent)
+            run_of_line[line] = Run.read(parse_json(text), catalog=catalog, base=path.parent)
         except (ForetrainError, ValueError):
             continue  # evaluate names it
-    return found
+    return run_of_line
 
 
 def _point(row: Comparison, split: str | None, runs: _Facts) -> Point:

@@ -96,12 +96,12 @@ def places() -> dict[str, tuple[str, ...]]:
     >>> places()["tensor"], places()["image"]
     (('plan',), ('training',))
     """
-    found: dict[str, tuple[str, ...]] = {}
+    sections: dict[str, tuple[str, ...]] = {}
     for section, noun in _TABLES.items():
         for field in dataclasses.fields(noun):
-            found[field.name] = (*found.get(field.name, ()), section)
-    del found["name"]
-    return {**found, **{short: found[field] for short, field in _SHORT.items()}}
+            sections[field.name] = (*sections.get(field.name, ()), section)
+    del sections["name"]
+    return {**sections, **{short: sections[field] for short, field in _SHORT.items()}}
 
 
 class Within(dict[str, Any]):

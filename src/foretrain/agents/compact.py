@@ -155,12 +155,12 @@ def _option_data(option: Option) -> dict[str, Any]:
 # Two jobs
 
 
-def explanation_data(found: Explanation) -> dict[str, Any]:
+def explanation_data(explained: Explanation) -> dict[str, Any]:
     """Fields that differ, and the seconds and bytes that the difference is made of."""
     document = {
-        "fields": {name: {"a": a, "b": b} for name, (a, b) in found.fields.items()},
-        "step_s": _changes(found.time),
-        "memory_bytes": _changes(found.memory),
+        "fields": {name: {"a": a, "b": b} for name, (a, b) in explained.fields.items()},
+        "step_s": _changes(explained.time),
+        "memory_bytes": _changes(explained.memory),
     }
     return dict(rounded(_given(document)))
 

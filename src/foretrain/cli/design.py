@@ -268,12 +268,12 @@ def _sizes(
     for option, given in (("--predictor", predictor), ("--measured", before), ("--out", out)):
         if given:
             raise InputError(f"{option}: needs the job to scale: design JOB.toml --cluster {cluster}")
-    found = cluster_candidates(
+    candidates = cluster_candidates(
         _counts(str(cluster)),
         _numbers("scale", scale),
         lambda count, share: ernest_cost(count, share, whole_s=whole_s),
     )
-    return _Choices(candidates=found, rows=[dict(label) for label in found.labels])
+    return _Choices(candidates=candidates, rows=[dict(label) for label in candidates.labels])
 
 
 def _counts(text: str) -> list[int]:
@@ -360,13 +360,13 @@ def _write(path: Path, rows: Rows) -> None:
 # Results
 
 
-def _document(chosen: Design, found: _Choices, gain: Gain, rows: Rows) -> dict[str, Any]:
+def _document(chosen: Design, choices: _Choices, gain: Gain, rows: Rows) -> dict[str, Any]:
     return {
         "method": chosen.method,
-        "candidates": len(found.candidates.cost_s),
-        "features": list(found.candidates.names),
+        "candidates": len(choices.candidates.cost_s),
+        "features": list(choices.candidates.names),
         "count": len(chosen.chosen),
-        "cost_s": chosen.cost_s if found.priced else None,
+        "cost_s": chosen.cost_s if choices.priced else None,
         "log_det": chosen.log_det,
         "trace_inverse": chosen.trace_inverse,
         "determined": chosen.determined,

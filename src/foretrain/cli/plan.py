@@ -340,12 +340,12 @@ def _largest(asked: _Asked, what: str, as_json: bool) -> None:
     from foretrain.report.plans import largest_lines
 
     wanted = asked.wanted
-    found = largest(what, asked.job({}), asked.plans, max(wanted.counts, default=wanted.most))
+    largest_fit = largest(what, asked.job({}), asked.plans, max(wanted.counts, default=wanted.most))
     if as_json:
-        typer.echo(dump(found.to_dict()))
+        typer.echo(dump(largest_fit.to_dict()))
     else:
-        show(*largest_lines(found))
-    if found.option is None:
+        show(*largest_lines(largest_fit))
+    if largest_fit.option is None:
         raise typer.Exit(1)
 
 

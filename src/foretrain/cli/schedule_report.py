@@ -78,17 +78,17 @@ def _tables(
     """Headings and rows, a table for each group of figures of which any is known."""
     from foretrain.scheduling.page import figures
 
-    columns = {key: figures(found) for key, found in means.items()}
-    known = {name for found in columns.values() for name in found}
+    columns = {key: figures(averages) for key, averages in means.items()}
+    known = {name for averages in columns.values() for name in averages}
     tables = []
     for chosen in groups:
         shown = [name for name in chosen if name in known]
         rows, heads = [], []
-        for (policy, quality), found in means.items() if shown else ():
+        for (policy, quality), averages in means.items() if shown else ():
             cells = {name: columns[policy, quality].get(name, "0") for name in shown}
             extra = {"estimates": quality.text} if several else {}
             if several and "average JCT" in chosen:
-                extra["vs exact"] = _against(means, policy, found)
+                extra["vs exact"] = _against(means, policy, averages)
             heads = ["policy", *extra, *cells]
             rows.append([policy, *extra.values(), *cells.values()])
         if shown:
@@ -140,13 +140,13 @@ def _groups(outcomes: Sequence[Outcome]) -> RenderableType:
     rows = []
     for outcome in outcomes:
         if outcome.scenario.seed == 0:
-            for group, found in outcome.groups.items():
-                cells = figures(found)
+            for group, averages in outcome.groups.items():
+                cells = figures(averages)
                 rows.append(
                     [
                         outcome.scenario.policy,
                         group,
-                        f"{found.jobs:,}",
+                        f"{averages.jobs:,}",
                         cells["average JCT"],
                         cells["p95"],
                         cells["queueing"],

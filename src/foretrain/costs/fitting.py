@@ -201,12 +201,12 @@ def _lookup(table: dict[int, tuple[float, int]]) -> Lookup:
 
 def _kernel_kinds(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
     """The mean number of kernels of each kind of operator and, for kinds never seen, of each name."""
-    found: dict[str, list[int]] = {}
+    counts_by_kind: dict[str, list[int]] = {}
     for one in operators:
         if one.kernels is not None and not traits(one.name).multi_tensor:
             for kind in (one.name, kernel_kind(one.name, one.inputs)):
-                found.setdefault(kind, []).append(one.kernels)
-    return {kind: round(float(np.mean(counts)), 2) for kind, counts in sorted(found.items())}
+                counts_by_kind.setdefault(kind, []).append(one.kernels)
+    return {kind: round(float(np.mean(counts)), 2) for kind, counts in sorted(counts_by_kind.items())}
 
 
 def kernel_models(
@@ -233,12 +233,14 @@ def kernel_models(
 
 def dispatch_costs(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
     """Median host seconds by operator name; of multi-tensor operators per tensor."""
-    found: dict[str, list[float]] = {}
+    times_by_name: dict[str, list[float]] = {}
     for one in operators:
         if one.host_s is not None:
             many = traits(one.name).multi_tensor
-            found.setdefault(one.name, []).append(one.host_s / (max(1, len(one.inputs)) if many else 1))
-    return {name: float(f"{np.median(values):.4g}") for name, values in sorted(found.items())}
+            times_by_name.setdefault(one.name, []).append(
+                one.host_s / (max(1, len(one.inputs)) if many else 1)
+            )
+    return {name: float(f"{np.median(values):.4g}") for name, values in sorted(times_by_name.items())}
 
 
 def _check_library() -> None:

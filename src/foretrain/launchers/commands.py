@@ -103,12 +103,12 @@ SLURM: Keys = {
 
 def slurm_headers(path: Path) -> list[Setting]:
     """The ``#SBATCH`` lines of a script."""
-    found = []
+    settings = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if matched := re.match(r"#SBATCH\s+(.*)", line):
             words = [Word(one, number) for one in matched[1].split("#")[0].split()]
-            found += arguments_of(words, path.name)[0]
-    return found
+            settings += arguments_of(words, path.name)[0]
+    return settings
 
 
 def _gres(reading: Reading) -> None:

@@ -218,13 +218,13 @@ class _Session:
         name = str(setting.value)
         tried = [path.parent / name, Path(name), path.parent / Path(name).name]
         tried += [parent / name for parent in path.resolve().parents]
-        found = next((one for one in tried if "$" not in str(one) and one.is_file()), None)
-        if found is None:
+        followed = next((one for one in tried if "$" not in str(one) and one.is_file()), None)
+        if followed is None:
             self.reading.unknown.append(setting)
             self.reading.assumed.append(f"{setting.where}: {setting.words} is not there: read without it")
             return
-        if not any(Path(one).resolve() == found.resolve() for one in self.files):
-            self.add(str(found))
+        if not any(Path(one).resolve() == followed.resolve() for one in self.files):
+            self.add(str(followed))
 
     def add_python(self, path: Path, function: str | None) -> None:
         file = read_python(path, function)

@@ -103,24 +103,24 @@ def _move(cores: set[int]) -> None:
 def _by_core() -> dict[str, float]:
     """Seconds of a call of interpreted code on each core: in a virtual machine some share theirs with the
     threads of others."""
-    found = {}
+    time_of_core = {}
     for core in _cores():
         with _on({core}):
             begin = time.perf_counter()
             for _ in range(_TURNS):
                 _interpret()
-            found[str(core)] = (time.perf_counter() - begin) / (_TURNS * _CALLS)
-    return found
+            time_of_core[str(core)] = (time.perf_counter() - begin) / (_TURNS * _CALLS)
+    return time_of_core
 
 
 def _spread(samples: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
     """Of each part of a step, between which multiples of the median eight in ten rounds lie."""
-    found = {}
+    spread_of = {}
     for part, names in PARTS.items():
         rounds = np.mean([np.log(samples[name]) for name in names], axis=0)
         low, high = np.quantile(rounds - np.median(rounds), (0.1, 0.9))
-        found[part] = (float(np.exp(low)), float(np.exp(high)))
-    return found
+        spread_of[part] = (float(np.exp(low)), float(np.exp(high)))
+    return spread_of
 
 
 def _samples(device: str, seconds: float) -> dict[str, list[float]]:

@@ -170,9 +170,9 @@ class Counters:
         self._samples = [now, before]
         if failed:
             return None
-        found = {}
+        values = {}
         for place, name in enumerate(self.METRICS):
             metric = question.metrics[place]
             if metric.result == 0:
-                found[name] = metric.value * (self._BYTES if name.startswith("pcie") else self._SHARE)
-        return found
+                values[name] = metric.value * (self._BYTES if name.startswith("pcie") else self._SHARE)
+        return values

@@ -89,12 +89,12 @@ class ManyRuns:
 
     @property
     def misses(self) -> tuple[str, ...]:
-        goal, found = self.goal, []
+        goal, missed = self.goal, []
         if goal.deadline_s is not None and self.time_s.chance_above(goal.deadline_s) > goal.risk:
-            found.append("deadline")
+            missed.append("deadline")
         if goal.budget is not None and (self.cost is None or self.cost.chance_above(goal.budget) > goal.risk):
-            found.append("budget")
-        return tuple(found)
+            missed.append("budget")
+        return tuple(missed)
 
     def to_dict(self) -> dict[str, Any]:
         return {

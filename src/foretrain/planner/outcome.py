@@ -86,23 +86,23 @@ class Option:
     @property
     def misses(self) -> tuple[str, ...]:
         """What of the goal it does not keep within."""
-        found = []
+        missed = []
         if self.late is not None and self.late > self.goal.risk:
-            found.append("deadline")
+            missed.append("deadline")
         if self.goal.budget is not None and (self.over_budget is None or self.over_budget > self.goal.risk):
-            found.append("budget")
-        return tuple(found)
+            missed.append("budget")
+        return tuple(missed)
 
     @property
     def excess(self) -> float:
         """How far time or cost is above what they may be, as a share; 0 where the goal is kept."""
         goal, cost = self.goal, self.cost
-        found = [0.0]
+        ratios = [0.0]
         if "deadline" in self.misses and goal.deadline_s is not None:
-            found.append(self.time_s.median / goal.deadline_s)
+            ratios.append(self.time_s.median / goal.deadline_s)
         if "budget" in self.misses and goal.budget is not None:
-            found.append(float("inf") if cost is None else cost.median / goal.budget)
-        return max(found)
+            ratios.append(float("inf") if cost is None else cost.median / goal.budget)
+        return max(ratios)
 
     @functools.cached_property
     def value(self) -> float:

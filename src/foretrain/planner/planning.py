@@ -183,13 +183,13 @@ def space_on(cluster: Cluster, job: Job, ability: Ability, allowed: Mapping[str,
 
 
 def _forecast(
-    predictor: Predictor, found: SearchState, goal: Goal, top: int
+    predictor: Predictor, searched: SearchState, goal: Goal, top: int
 ) -> tuple[list[Option], list[Option | Nothing]]:
     """The options: the fastest of each cluster that fits, then more of the clusters that do best."""
-    walks = [_fitting(predictor, one, goal) for one in found.clusters]
+    walks = [_fitting(predictor, one, goal) for one in searched.clusters]
     by_cluster: list[Option | Nothing] = []
     leaders: list[tuple[Option, int]] = []
-    for i, one in enumerate(found.clusters):
+    for i, one in enumerate(searched.clusters):
         tell(f"forecasting plans of {one.space.job.cluster.world_size} devices")
         first = next(walks[i], None)
         if first or not one.space.pipelines_only:

@@ -178,25 +178,25 @@ class _Held:
     predictor: Predictor
 
 
-def _as_they_are(found: SearchState) -> bool:
+def _as_they_are(searched: SearchState) -> bool:
     return True
 
 
-def _with_contexts(found: SearchState) -> bool:
+def _with_contexts(searched: SearchState) -> bool:
     """Ranks that share a sequence, also a short one, on clusters where nothing fits."""
-    for one in found.clusters:
+    for one in searched.clusters:
         if not one.best and not one.hopeless:
             one.cuts = one.space.neighbours(contexts=True)
-    return any(cut not in one.tried for one in found.clusters for cut in one.cuts if not one.best)
+    return any(cut not in one.tried for one in searched.clusters for cut in one.cuts if not one.best)
 
 
-def _with_offload(found: SearchState) -> bool:
+def _with_offload(searched: SearchState) -> bool:
     """The optimizer on the host, on clusters where nothing fits."""
-    for one in found.clusters:
+    for one in searched.clusters:
         if not one.best and one.space.ability.offloads and one.space.job.trains:
             one.space = dataclasses.replace(one.space, offloads=True)
             one.tried, one.needs, one.hopeless = {}, {}, False
-    return any(not one.tried for one in found.clusters)
+    return any(not one.tried for one in searched.clusters)
 
 
 def _rounds(

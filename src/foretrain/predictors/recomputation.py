@@ -58,12 +58,12 @@ def with_recomputation(forecast: Forecast, predictor: Predictor) -> Forecast:
     with contextlib.suppress(ForetrainError):
         plain = predictor.predict(kept)
         if plain.step is not None and not plain.step.layout.graph.recomputes:  # its own code does not
-            found = Recomputation(
+            recomputed = Recomputation(
                 saved_bytes=_held(plain) - _held(forecast),
                 added_s=_more(forecast, plain, "step_time_s"),
                 layers=tuple(_layers(step, plain.step)),
             )
-            return dataclasses.replace(forecast, recomputation=found)
+            return dataclasses.replace(forecast, recomputation=recomputed)
         if step.layout.graph.recomputes:
             return dataclasses.replace(forecast, recomputation=_of_own_code(step))
     return forecast

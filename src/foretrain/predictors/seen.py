@@ -406,12 +406,12 @@ def beyond_parts(columns: Mapping[str, Array]) -> list[Along]:
 
 def inner_parts(columns: Mapping[str, Array]) -> list[Along]:
     """Along each number of three values or more, some inner values, one at a time."""
-    found = []
+    parts_along = []
     for name, column in _several(columns):
         parts = interpolation(column)
         places = np.linspace(0, len(parts) - 1, min(len(parts), _MOST_INNER)).round().astype(int)
-        found += [(name, parts[place]) for place in places]
-    return found
+        parts_along += [(name, parts[place]) for place in places]
+    return parts_along
 
 
 def _several(columns: Mapping[str, Array]) -> list[tuple[str, Array]]:

@@ -167,12 +167,12 @@ def _fullest(found: Explanation) -> str:
     )
 
 
-def _rates(found: Explanation) -> tuple[str, float] | None:
+def _rates(explained: Explanation) -> tuple[str, float] | None:
     """The unit and ratio of what is trained in a second, where a step of A and one of B are not as large."""
     (samples_a, tokens_a), (samples_b, tokens_b) = (
-        figures.step_size(forecast.job) for forecast in (found.a, found.b)
+        figures.step_size(forecast.job) for forecast in (explained.a, explained.b)
     )
-    pace = found.time.whole.a / found.time.whole.b
+    pace = explained.time.whole.a / explained.time.whole.b
     if tokens_a and tokens_b:
         return None if tokens_a == tokens_b else ("tokens", tokens_b / tokens_a * pace)
     return None if samples_a == samples_b else ("samples", samples_b / samples_a * pace)

@@ -316,13 +316,13 @@ def _short_of(forecast: Forecast) -> str:
 def remedies(forecast: Forecast) -> list[Figure]:
     """The changes that make the job fit, each with its memory and what it costs in time; empty where it fits
     or nobody asked."""
-    found = forecast.remedies
-    if found is None:
+    remedied = forecast.remedies
+    if remedied is None:
         return []
     none = [Figure("would fit with", "none of the changes that were tried")]
     return [
         Figure("" if number else "would fit with", one.change, _remedy(forecast, one))
-        for number, one in enumerate(found)
+        for number, one in enumerate(remedied)
     ] or none
 
 

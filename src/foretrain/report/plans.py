@@ -352,12 +352,12 @@ def probe_lines(chosen: Sequence[Probe]) -> Iterator[RenderableType]:
         )
 
 
-def sweep_table(found: Sequence[tuple[Mapping[str, Any], Plans]]) -> Table:
+def sweep_table(swept: Sequence[tuple[Mapping[str, Any], Plans]]) -> Table:
     """The best plan for each combination of fields that were set."""
-    names = list(found[0][0])
+    names = list(swept[0][0])
     headings = (*names, "cluster", "plan", "step", "80 % interval", "throughput", "time", "cost")
     rows = []
-    for settings, plans in found:
+    for settings, plans in swept:
         values = [str(value) for value in settings.values()]
         option = plans.best or (plans[0] if len(plans) else None)
         if option is None:
@@ -394,13 +394,13 @@ def largest_lines(largest: Largest) -> Iterator[RenderableType]:
         yield Text(f"  {more} does not: {largest.why}")
 
 
-def suggestion_lines(found: Sequence[Suggestion]) -> Iterator[RenderableType]:
+def suggestion_lines(suggestions: Sequence[Suggestion]) -> Iterator[RenderableType]:
     """The changes that help most."""
-    if not found:
+    if not suggestions:
         yield Text("nothing that was tried would help by 1 % or more")
         return
     yield Text("would help most:")
-    for one in found:
+    for one in suggestions:
         step, chance = one.forecast["step_time_s"], one.forecast.out_of_memory_chance
         notes = [] if chance is None else [f"{chance:.0%} chance of running out of memory"]
         notes += ["other numbers"] if one.changes_numbers else []

@@ -52,12 +52,12 @@ def definitions(found: Resources) -> list[str]:
     ]
 
 
-def document(found: Resources) -> dict[str, Any]:
+def document(resources: Resources) -> dict[str, Any]:
     """For JSON."""
     return {
-        "window_s": found.window_s,
-        "figures": dict(found.figures),
-        "by": dict(found.by),
+        "window_s": resources.window_s,
+        "figures": dict(resources.figures),
+        "by": dict(resources.by),
         "definitions": dict(DEFINITIONS),
     }
 

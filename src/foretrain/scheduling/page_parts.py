@@ -144,13 +144,13 @@ def errors_table(outcomes: Sequence[Outcome]) -> str:
     if len({quality for _, quality in means}) < 2:
         return ""
     rows = []
-    for (policy, quality), found in means.items():
-        cost = cost_of_errors(means, policy, found)
+    for (policy, quality), averages in means.items():
+        cost = cost_of_errors(means, policy, averages)
         rows.append(
             [
                 policy,
                 quality.text,
-                format_seconds(found.average_jct_s),
+                format_seconds(averages.average_jct_s),
                 "" if cost is None else f"{cost:+.1%}",
             ]
         )

@@ -99,12 +99,12 @@ def _by_speed(paces: _Paces, most: Sequence[int]) -> list[int]:
 def _by_chunk(layout: Layout, counts: Sequence[int]) -> tuple[int, ...]:
     """Layers of each chunk in the order of the model, those of a stage spread evenly over its chunks."""
     chunks, stages, schedule = len(layout.stages[0].chunks), len(layout.stages), layout.job.plan.schedule
-    found = {
+    layers_of = {
         place(schedule, stage, chunk, stages).number: part
         for stage, count in enumerate(counts)
         for chunk, part in enumerate(_evenly(count, chunks))
     }
-    return tuple(found[number] for number in sorted(found))
+    return tuple(layers_of[number] for number in sorted(layers_of))
 
 
 def _evenly(layers: int, parts: int) -> Iterator[int]:

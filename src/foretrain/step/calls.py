@@ -296,14 +296,14 @@ def _hooks(graph: OpGraph) -> Column:
     for piece in layers:
         for i in piece.forward.tolist():
             makers.update(dict.fromkeys(graph.ops[i].writes, i))
-    found = np.zeros(len(graph.ops))
+    hooks = np.zeros(len(graph.ops))
     for i in {call for piece in layers for call in piece.backward.tolist()}:
         for buffer in graph.ops[i].reads:
             if graph.buffers[buffer].category in _SAVED and graph.buffers[buffer].born < first:
-                found[i] += 1
+                hooks[i] += 1
                 if buffer in makers:
-                    found[makers[buffer]] += 1
-    return found
+                    hooks[makers[buffer]] += 1
+    return hooks
 
 
 def _copy_only(

@@ -398,12 +398,12 @@ def _split(everything: Sequence[Block], counts: Sequence[int]) -> list[Chunk]:
 
 def layers_of_chunks(dealt: Sequence[Stage], schedule: str) -> tuple[int, ...]:
     """How many layers each chunk of a pipeline has, in the order of the model."""
-    found = {
+    layers_of = {
         place(schedule, stage.index, i, len(dealt)).number: sum(block.is_layer for block in chunk)
         for stage in dealt
         for i, chunk in enumerate(stage.chunks)
     }
-    return tuple(found[number] for number in sorted(found))
+    return tuple(layers_of[number] for number in sorted(layers_of))
 
 
 def handed_on_bytes(chunk: Chunk, stages: Sequence[Stage]) -> int:

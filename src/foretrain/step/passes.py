@@ -173,12 +173,12 @@ def makes_weight_gradients(graph: OpGraph) -> npt.NDArray[np.bool_]:
     gradients = {number for number, buffer in enumerate(graph.buffers) if buffer.category == "gradients"}
     backward = [(i, op) for i, op in enumerate(graph.ops) if op.phase == "backward"]
     added = {number for _, op in backward if not gradients.isdisjoint(op.writes) for number in op.reads}
-    found = np.zeros(len(graph.ops), dtype=np.bool_)
+    makes = np.zeros(len(graph.ops), dtype=np.bool_)
     for i, op in backward:
         written = set(op.writes)
         to_gradients = written <= gradients | added if is_product(op.operator.name) else written <= gradients
-        found[i] = bool(written) and to_gradients
-    return found
+        makes[i] = bool(written) and to_gradients
+    return makes
 
 
 def recomputed(layout: Layout, block: Block) -> Index:

@@ -230,12 +230,12 @@ def _blocks(layout: Layout) -> bool:
 def _stage_works(layout: Layout, works: Sequence[Work]) -> list[StageWork]:
     """Of each stage; those alike share their work, but for both ends of the pipeline."""
     waits = layout.profile.waits_at_messages and not overlaps_messages(layout)
-    found: dict[tuple[int, bool], StageWork] = {}
+    work_of: dict[tuple[int, bool], StageWork] = {}
     keys = [(id(work), _is_end(layout, stage)) for stage, work in zip(layout.stages, works, strict=True)]
     for key, stage, work in zip(keys, layout.stages, works, strict=True):
-        if key not in found:
-            found[key] = _stage_work(layout, stage, work, waits=waits)
-    return [found[key] for key in keys]
+        if key not in work_of:
+            work_of[key] = _stage_work(layout, stage, work, waits=waits)
+    return [work_of[key] for key in keys]
 
 
 def _is_end(layout: Layout, stage: Stage) -> bool:

@@ -45,13 +45,13 @@ def named(schedule: str, stages: int, chunks: int, micro_batches: int) -> list[t
     """The turns of a program that run something: number, stage and name."""
     turns = program(schedule, stages, chunks, micro_batches)
     orders = [list(order(schedule, i, stages, chunks, micro_batches).tasks) for i in range(stages)]
-    found = []
+    rows = []
     for number, (stage, at) in enumerate(zip(turns.stage, turns.task, strict=True)):
         if at != NOTHING:
             own = orders[stage]
             together = own[at : at + 1 + (at + 1 < len(own) and own[at + 1].beside)]
-            found.append((number, stage, " ".join(task.named(chunks) for task in together)))
-    return found
+            rows.append((number, stage, " ".join(task.named(chunks) for task in together)))
+    return rows
 
 
 @functools.lru_cache(maxsize=64)

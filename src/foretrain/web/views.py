@@ -181,13 +181,13 @@ def batches_around(job: Job) -> tuple[int, ...]:
     """The job's own batch, doubled and halved a few times, as far as whole samples go to every rank."""
     own = job.workload.training.global_batch
     least = (job.plan.data or 1) * (job.plan.micro_batch or 1)
-    found = {own}
+    batches = {own}
     for doublings in range(-_DOUBLINGS, _DOUBLINGS + 1):
         size = own * 2.0**doublings
         unit = least if size >= least else 1
         if size >= 1:
-            found.add(max(1, round(size / unit)) * unit)
-    return tuple(sorted(found))
+            batches.add(max(1, round(size / unit)) * unit)
+    return tuple(sorted(batches))
 
 
 def _counts(own: int) -> list[int]:

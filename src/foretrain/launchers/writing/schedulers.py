@@ -159,13 +159,13 @@ def skypilot_task(job: Job, alternatives: Sequence[Job], packages: str) -> tuple
 
 def _resources(job: Job) -> dict[str, Any]:
     cluster = job.cluster
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     if (cloud := cloud_of(None if cluster.node is None else cluster.node.name)) is not None:
-        found["infra"] = cloud
-    found["accelerators"] = f"{SKYPILOT[cluster.device.name]}:{cluster.devices_per_node}"
+        keys["infra"] = cloud
+    keys["accelerators"] = f"{SKYPILOT[cluster.device.name]}:{cluster.devices_per_node}"
     if cluster.nodes > 1:
-        found["network_tier"] = "best"
-    return found
+        keys["network_tier"] = "best"
+    return keys
 
 
 def _why_not(job: Job, other: Job) -> str | None:

@@ -145,22 +145,22 @@ def _model_spec(job: Job, flavor: Flavor) -> str | None:
 
 def _python_degrees(job: Job) -> dict[str, Any]:
     plan = job.plan
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     if plan.tensor > 1 and not plan.sequence_parallel:
-        found["enable_sequence_parallel"] = False
+        keys["enable_sequence_parallel"] = False
     if plan.registered_buffers:
-        found["enable_fsdp_symm_mem"] = True
-    return found
+        keys["enable_fsdp_symm_mem"] = True
+    return keys
 
 
 def _compilation(job: Job) -> dict[str, Any]:
     compiled = bool(job.workload.training.compile)
-    found: dict[str, Any] = {"enable": compiled, "components": ["model", "loss"]}
+    keys: dict[str, Any] = {"enable": compiled, "components": ["model", "loss"]}
     if (job.plan.overlap or {}).get("tensor"):
         if not compiled:
             raise cannot("torchtitan", "plan.overlap.tensor", True, "it needs training.compile = true")
-        found["enable_async_tensor_parallel"] = True
-    return found
+        keys["enable_async_tensor_parallel"] = True
+    return keys
 
 
 def _arguments(table: dict[str, Any]) -> str:

@@ -179,14 +179,14 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         """Shares of the device time in operators of families that were never measured."""
         layout = step.of_busiest
         device, precision = layout.site.groups[0].device, layout.job.workload.training.precision
-        found = _never_measured(self.costs, layout.graph, device, precision)
-        if not found:
+        members_of = _never_measured(self.costs, layout.graph, device, precision)
+        if not members_of:
             return {}
         seconds = np.bincount(
             layout.graph.operator_index, layout.calls.device_s, minlength=len(layout.graph.operators)
         )
         whole = float(seconds.sum()) or 1.0
-        return {family: float(seconds[members].sum()) / whole for family, members in found.items()}
+        return {family: float(seconds[members].sum()) / whole for family, members in members_of.items()}
 
     def errors_by_part(self, step: Step) -> Mapping[str, float]:
         if calibration_key(step.layout.job) in self.calibrations_:

@@ -117,12 +117,12 @@ def shipped_memory_widths() -> Mapping[str, Factors]:
 
 def memory_shares(rank: RankMemory, *, reserved: bool) -> dict[str, float]:
     """The parts of a rank's memory as shares of what is allocated, or of what is reserved."""
-    found = dict.fromkeys(MEMORY_PARTS, 0.0)
+    size_of = dict.fromkeys(MEMORY_PARTS, 0.0)
     for category, size in rank.by_category.items():
-        found[_CATEGORIES.get(category, BUFFERS)] += size
-    found[CACHED] = rank.cached_bytes if reserved else 0.0
-    whole = sum(found.values()) or 1.0
-    return {part: size / whole for part, size in found.items()}
+        size_of[_CATEGORIES.get(category, BUFFERS)] += size
+    size_of[CACHED] = rank.cached_bytes if reserved else 0.0
+    whole = sum(size_of.values()) or 1.0
+    return {part: size / whole for part, size in size_of.items()}
 
 
 def shares(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0) -> dict[str, float]:

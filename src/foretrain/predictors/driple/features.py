@@ -342,14 +342,14 @@ def _node_of_op(layers: Sequence[str], phases: Sequence[int], most: int) -> npt.
     for depth in range(deepest, 0, -1):
         numbers: dict[tuple[str, int], int] = {}
         cut = {layer: ".".join(layer.split(".")[:depth]) for layer in set(layers)}
-        found = [
+        nodes = [
             numbers.setdefault((cut[layer], phase), len(numbers))
             for layer, phase in zip(layers, phases, strict=True)
         ]
         if len(numbers) <= most:
-            return np.array(found, dtype=np.int64)
+            return np.array(nodes, dtype=np.int64)
         if depth == 1:
-            return np.array(found, dtype=np.int64) * most // len(numbers)
+            return np.array(nodes, dtype=np.int64) * most // len(numbers)
     return np.zeros(0, dtype=np.int64)
 
 

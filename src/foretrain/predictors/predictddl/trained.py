@@ -262,12 +262,12 @@ def _words(name: str, value: float) -> str:
 
 
 def _ranges(jobs: Sequence[Job]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    range_of: dict[str, list[float]] = {}
     for job in jobs:
         for name, value in scales(job).items():
-            low, high = found.get(name, (value, value))
-            found[name] = [min(low, value), max(high, value)]
-    return found
+            low, high = range_of.get(name, (value, value))
+            range_of[name] = [min(low, value), max(high, value)]
+    return range_of
 
 
 def _place(job: Job) -> str:

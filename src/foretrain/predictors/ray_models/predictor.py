@@ -143,12 +143,12 @@ class RayModelsPredictor(Predictor):
         self, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> dict[str, list[Check]]:
         """By model, how well its other runs forecast each, with the choice of recipes made without it."""
-        found: dict[str, list[Check]] = {}
+        checks_of: dict[str, list[Check]] = {}
         for workload in self.workloads_.values():
             for kind, model in workload.models.items():
                 label = workload.label if kind == "step" else f"{workload.label}, whole {kind}s"
-                found[label] = check(model.table, model.times_s, self.budget, progress)
-        return {label: rows for label, rows in found.items() if rows}
+                checks_of[label] = check(model.table, model.times_s, self.budget, progress)
+        return {label: rows for label, rows in checks_of.items() if rows}
 
     def report(self, progress: Progress = lambda done, total: None) -> Report:
         """Which recipes won, and how well they do on runs that neither taught nor chose them."""

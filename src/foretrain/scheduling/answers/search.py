@@ -154,13 +154,13 @@ def _numbers(parameters: Mapping[str, Value]) -> dict[str, Number]:
     >>> _numbers({"limits": (1.0, 2.0), "depth": 3})
     {'limits.0': 1.0, 'limits.1': 2.0, 'depth': 3}
     """
-    found: dict[str, Number] = {}
+    numbers: dict[str, Number] = {}
     for name, value in parameters.items():
         if isinstance(value, tuple):
-            found |= {f"{name}.{place}": each for place, each in enumerate(value)}
+            numbers |= {f"{name}.{place}": each for place, each in enumerate(value)}
         else:
-            found[name] = value
-    return found
+            numbers[name] = value
+    return numbers
 
 
 def _parameters(numbers: Mapping[str, Number], defaults: Mapping[str, Value]) -> dict[str, Value]:
@@ -169,14 +169,14 @@ def _parameters(numbers: Mapping[str, Number], defaults: Mapping[str, Value]) ->
     >>> _parameters({"limits.0": 5.0, "limits.1": 4.0}, {"limits": (1.0, 2.0)})
     {'limits': (4.0, 5.0)}
     """
-    found: dict[str, Value] = {}
+    values_of: dict[str, Value] = {}
     for name, default in defaults.items():
         if isinstance(default, tuple):
             values = [numbers[f"{name}.{place}"] for place in range(len(default))]
-            found[name] = tuple(sorted(values) if list(default) == sorted(default) else values)
+            values_of[name] = tuple(sorted(values) if list(default) == sorted(default) else values)
         else:
-            found[name] = numbers[name]
-    return found
+            values_of[name] = numbers[name]
+    return values_of
 
 
 def _score(halves: Sequence[Trace], item: tuple[int, Scenario]) -> float:

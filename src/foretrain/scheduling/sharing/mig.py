@@ -108,14 +108,14 @@ class SlicedSpeeds(Speeds):
         return self._whole.work(job)
 
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
-        found = profile(device)
-        if found is None:
+        piece = profile(device)
+        if piece is None:
             return self._whole.rate(job, device, shape)
         use = self._uses.get(job.kind, Use())
         memory = max(use.memory_bytes, job.memory_bytes or 0.0)
-        if sum(shape) > 1 or memory > found.memory_bytes:
+        if sum(shape) > 1 or memory > piece.memory_bytes:
             return 0.0
-        return self._whole.rate(job, found.device, shape) / max(1.0, use.busy / found.share)
+        return self._whole.rate(job, piece.device, shape) / max(1.0, use.busy / piece.share)
 
     def why_not(self, job: TraceJob, devices: Iterable[str]) -> str:
         kinds = list(devices)
