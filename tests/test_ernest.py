@@ -18,7 +18,7 @@ from foretrain.job import Job, Run
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ernest import TERMS, ErnestPredictor, law, terms
-from foretrain.predictors.seen import LeftOut, Numbers, Reach
+from foretrain.predictors.seen import LeftOutAlong, Numbers, Reach
 from workloads import job, law_s, runs
 
 
@@ -195,7 +195,7 @@ def test_growth_is_such_that_four_in_five_left_out_runs_are_held() -> None:
     lengths = [one.beyond["workers"] for one in away]
     grown = [miss * (0.5 + length) for miss, length in zip(misses, lengths, strict=True)]
     reach = Reach.of(
-        [LeftOut.of("workers", one, miss, spread) for one, miss in zip(away, grown, strict=True)]
+        [LeftOutAlong.of("workers", one, miss, spread) for one, miss in zip(away, grown, strict=True)]
     )
     factors = [reach.grown(spread, one, numbers) for one in away]
     held = [math.log(one.low) <= miss <= math.log(one.high) for one, miss in zip(factors, grown, strict=True)]

@@ -180,7 +180,7 @@ def _benchmarks(device: torch.device) -> dict[str, Benchmark]:
     }
 
 
-class _Part:
+class _InterpretedPart:
     """What interpreted code does: an attribute, a dictionary, a call."""
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class _Part:
 
 
 def _interpret() -> None:
-    part, total = _Part(), 0.0
+    part, total = _InterpretedPart(), 0.0
     for i in range(_CALLS):
         total += part.call("a" if i % 2 else "b", scale=0.5)
 
@@ -290,7 +290,7 @@ class _Convolutions(nn.Module):
         return logits
 
 
-class _Attention(nn.Module):
+class _AttentionBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
@@ -311,7 +311,7 @@ class _Transformer(nn.Module):
     def __init__(self, checkpoints: bool = False) -> None:
         super().__init__()
         self.checkpoints = checkpoints
-        self.attentions = nn.ModuleList(_Attention() for _ in range(_BLOCKS))
+        self.attentions = nn.ModuleList(_AttentionBlock() for _ in range(_BLOCKS))
         self.perceptrons = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
             for _ in range(_BLOCKS)

@@ -105,7 +105,7 @@ class SearchState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _SharedByCuts:
     """What all cuts are asked with; other processes make the predictor once."""
 
     portable: Portable
@@ -123,7 +123,7 @@ Item = tuple[Cut, tuple[tuple[int, float, bool], ...]]
 the optimizer may be on the host."""
 
 
-def _rate(asked: _Asked, item: Item) -> list[tuple[int, Rated]]:
+def _rate(asked: _SharedByCuts, item: Item) -> list[tuple[int, Rated]]:
     """A cut on each cluster that has it."""
     cut, where = item
     predictor = _predictor(asked.portable)
@@ -154,7 +154,7 @@ def search(
         return seconds is not None and searched.seconds > seconds
 
     portable = _Held(predictor) if processes == 1 and ray is None else Portable.of_learned(predictor)
-    asked = _Asked(portable=portable, spaces=tuple(spaces), risk=risk)  # type: ignore[arg-type]
+    asked = _SharedByCuts(portable=portable, spaces=tuple(spaces), risk=risk)  # type: ignore[arg-type]
     with Crew(_rate, shared=asked, processes=processes, ray=ray) as crew:
         for widen in (_as_they_are, _with_offload, _with_contexts):
             if not widen(searched):

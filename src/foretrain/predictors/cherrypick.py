@@ -28,7 +28,7 @@ from foretrain.predictors.blackbox import (
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.seen import (
     Array,
-    LeftOut,
+    LeftOutAlong,
     Reach,
     Seen,
     left_out_along,
@@ -205,7 +205,7 @@ def _left_out_in_turn(runs: Sequence[Run]) -> list[float]:
     return ratios
 
 
-def _left_out_along(runs: Sequence[Run], scale: float) -> list[LeftOut]:
+def _left_out_along(runs: Sequence[Run], scale: float) -> list[LeftOutAlong]:
     jobs, times_s = [run.job for run in runs], step_times(runs)
     rows = np.array([configuration(job) for job in jobs])
 

@@ -313,7 +313,7 @@ def unseen(name: str, value: Any, known: Sequence[Any], predictor: str) -> Unsup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class LeftOutAlong:
     """A run that was left out with all of its like along a number, and forecast by the others: how far it is
     from them, and by how many e-folds it lies outside of the interval that holds at no distance."""
 
@@ -322,7 +322,7 @@ class LeftOut:
     excess: float
 
     @classmethod
-    def of(cls, along: str, away: Away, miss: float, spread: Factors) -> LeftOut:
+    def of(cls, along: str, away: Away, miss: float, spread: Factors) -> LeftOutAlong:
         """``miss`` is the logarithm of measured over forecast."""
         held = math.log(spread.high) if miss > 0 else -math.log(spread.low)
         return cls(along=along, away=away, excess=max(abs(miss) - held, 0.0))
@@ -338,7 +338,7 @@ class Reach:
     beyond: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, left_out: Sequence[LeftOut]) -> Reach:
+    def of(cls, left_out: Sequence[LeftOutAlong]) -> Reach:
         """So that what was left out lies in its interval as often as that says (split conformal prediction of
         the error over the distance)."""
         gaps: dict[str, list[float]] = {}
@@ -433,11 +433,11 @@ def left_out_along(
     columns: Mapping[str, Array],
     times_s: Array,
     forecast: Callable[[Part], Sequence[tuple[float, Factors]]],
-) -> list[LeftOut]:
+) -> list[LeftOutAlong]:
     """Runs that are left out with all of their like: the largest of each number, and inner ones.
     ``forecast`` gives medians and intervals of those asked, by those known."""
     return [
-        LeftOut.of(along, away, math.log(times_s[i] / median_s), spread)
+        LeftOutAlong.of(along, away, math.log(times_s[i] / median_s), spread)
         for along, part in (*beyond_parts(columns), *inner_parts(columns))
         for i, away, (median_s, spread) in zip(part[1], aways(columns, part), forecast(part), strict=True)
     ]

@@ -41,7 +41,7 @@ from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation
 from foretrain.scheduling.speeds import MOST_RISK, PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
 from foretrain.scheduling.spot import Spot
-from foretrain.scheduling.spreading import Spread
+from foretrain.scheduling.spreading import Spreader
 from foretrain.scheduling.workload import redrawn
 
 
@@ -306,7 +306,7 @@ def run_all(
 ) -> list[Outcome]:
     """All simulations in order, by parallel processes or a Ray cluster; ``done`` hears how many ended."""
     items = [(scenario, keep(scenario)) for scenario in scenarios]
-    with Spread(_run_one, trace, processes=processes, ray=ray) as spread:
+    with Spreader(_run_one, trace, processes=processes, ray=ray) as spread:
         return spread.run(items, done)
 
 

@@ -57,7 +57,7 @@ def named(schedule: str, stages: int, chunks: int, micro_batches: int) -> list[t
 @functools.lru_cache(maxsize=64)
 def program(schedule: str, stages: int, chunks: int, micro_batches: int) -> TurnOrder:
     """The turns of all ranks, each behind those that it needs."""
-    route = _Route(schedule, stages, chunks, micro_batches)
+    route = _MicroBatchRoute(schedule, stages, chunks, micro_batches)
     orders = (order(schedule, stage, stages, chunks, micro_batches) for stage in range(stages))
     waiting = [route.waiting(stage, tasks) for stage, tasks in enumerate(orders)]
     numbers, behind = _in_order(waiting, route)
@@ -66,7 +66,7 @@ def program(schedule: str, stages: int, chunks: int, micro_batches: int) -> Turn
     return TurnOrder(stage, lasting, behind, brought, sent, task)
 
 
-def _in_order(waiting: Sequence[_Waiting], route: _Route) -> tuple[list[int], list[int]]:
+def _in_order(waiting: Sequence[_Waiting], route: _MicroBatchRoute) -> tuple[list[int], list[int]]:
     """The turns of all ranks, counted through rank by rank, as they come to run; and the one behind which
     each of them is."""
     made_by = [-1] * route.results
@@ -109,7 +109,7 @@ class _Waiting(NamedTuple):
     task: Index
 
 
-class _Route:
+class _MicroBatchRoute:
     """The way of a micro-batch through the chunks of a pipeline. Results, of forward and then of backward
     passes, are numbered by copy of the model, place in it and micro-batch."""
 
@@ -182,7 +182,7 @@ def _step_past(
     position: Sequence[int],
     wanted: Sequence[Sequence[Sequence[int]]],
     made_by: Sequence[int],
-    route: _Route,
+    route: _MicroBatchRoute,
 ) -> bool:
     """Where all stages wait for one another, a stage takes its first task that can run: the last group of
     micro-batches of an interleaved schedule may be smaller than the pipeline. Whether there was one."""

@@ -121,7 +121,7 @@ class RayModelsPredictor(Predictor):
         seen_links = [name for name in LINKS if name not in unseen]
         seen.check(job, self.name, but=LINKS if known.physics else seen_links)
         physics = self._predictor().predict(job)["step_time_s"] if known.physics else None
-        asked = _Asked(known=known, job=job, physics=physics, corrected=bool(unseen))
+        asked = _AskedJob(known=known, job=job, physics=physics, corrected=bool(unseen))
         told_by = f"told by the forecast of {self._predictor().name}, which the runs correct"
         notes = [seen.unseen_note(job, name, told_by) for name in unseen]
         step, spread = asked.step()
@@ -327,7 +327,7 @@ _OUTSIDE = ("micro-batches", "parameter servers", "nodes of servers", "samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _AskedJob:
     """A job, and what was learned of its model."""
 
     known: ScaledWorkload

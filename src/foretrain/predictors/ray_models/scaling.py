@@ -26,7 +26,7 @@ from foretrain.predictors.ray_models.search import (
     search,
 )
 from foretrain.predictors.ray_models.techniques import MEANS, Recipe, learn, means_of, single_threaded
-from foretrain.predictors.seen import Along, Away, LeftOut, Numbers, Reach, aways, inner_parts, row_of
+from foretrain.predictors.seen import Along, Away, LeftOutAlong, Numbers, Reach, aways, inner_parts, row_of
 from foretrain.splits import Part, extrapolation, interpolation
 
 _MOST_RECIPES = 5
@@ -230,12 +230,14 @@ def _missed(blend: Blend, table: ScaleTable, times_s: Array, part: Part) -> Arra
     return np.asarray(np.average(misses, axis=0, weights=blend.weights), dtype=np.float64)
 
 
-def _left_out(table: ScaleTable, parts: Sequence[Along], misses: Array, spread: Factors) -> list[LeftOut]:
+def _left_out(
+    table: ScaleTable, parts: Sequence[Along], misses: Array, spread: Factors
+) -> list[LeftOutAlong]:
     """With their distances; the misses, logarithms of forecasts over measured times, are of the parts in
     turn."""
     places = [(along, away) for along, part in parts for away in aways(table.scales, part)]
     return [
-        LeftOut.of(along, away, -float(miss), spread)
+        LeftOutAlong.of(along, away, -float(miss), spread)
         for (along, away), miss in zip(places, misses if places else (), strict=True)
     ]
 

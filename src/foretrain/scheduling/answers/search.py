@@ -11,7 +11,7 @@ from typing import Any
 from foretrain.errors import ForetrainError, InputError, invalid
 from foretrain.scheduling import policies
 from foretrain.scheduling.jobs import Trace, in_order
-from foretrain.scheduling.spreading import Spread
+from foretrain.scheduling.spreading import Spreader
 from foretrain.scheduling.study import Scenario, run_scenario
 
 _WIDTH = 8.0
@@ -76,7 +76,7 @@ def search(
     halves = [
         dataclasses.replace(trace, jobs=in_order(part)) for part in (trace.jobs[:half], trace.jobs[half:])
     ]
-    with Spread(_score, halves, processes=processes, ray=ray) as spread:
+    with Spreader(_score, halves, processes=processes, ray=ray) as spread:
         return [
             _tuned(scenario, trials, spread, _counting(done, place * trials))
             for place, scenario in enumerate(scenarios)
@@ -98,7 +98,10 @@ def _check_tunable(scenario: Scenario) -> None:
 
 
 def _tuned(
-    scenario: Scenario, trials: int, spread: Spread[tuple[int, Scenario], float], done: Callable[[int], None]
+    scenario: Scenario,
+    trials: int,
+    spread: Spreader[tuple[int, Scenario], float],
+    done: Callable[[int], None],
 ) -> Found:
     try:
         import optuna

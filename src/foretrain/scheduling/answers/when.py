@@ -15,7 +15,7 @@ import numpy as np
 
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.scheduling.jobs import Trace, TraceJob, in_order
-from foretrain.scheduling.spreading import Spread
+from foretrain.scheduling.spreading import Spreader
 from foretrain.scheduling.study import Scenario
 from foretrain.units import parse_seconds
 
@@ -124,7 +124,7 @@ def etas(
     items = [
         (dataclasses.replace(scenario, seed=seed), number) for scenario in scenarios for seed in range(draws)
     ]
-    with Spread(_draw, trace, processes=processes, ray=ray) as spread:
+    with Spreader(_draw, trace, processes=processes, ray=ray) as spread:
         drawn = spread.run(items, done)
     answers = []
     for place, scenario in enumerate(scenarios):
