@@ -21,8 +21,8 @@ from foretrain.graph import OpGraph
 from foretrain.job import Job
 from foretrain.step.allocator import CachingAllocator, MemoryBlock
 from foretrain.step.frameworks import Profile
-from foretrain.step.held_states import Held, Sizes, shard_bytes
-from foretrain.step.partition import Block, Piece, Stage, blocks
+from foretrain.step.held_states import ShardedRank, shard_bytes
+from foretrain.step.partition import Block, Piece, blocks
 from foretrain.step.passes import run_again
 from foretrain.step.shard_buffers import ShardBuffers
 
@@ -295,18 +295,11 @@ def _settled(**rank: Any) -> int:
     return RankReplay(**rank)._settled()
 
 
-def replayed_bytes(
-    job: Job,
-    graph: OpGraph,
-    stage: Stage,
-    profile: Profile,
-    sizes: Sizes,
-    trained: Held,
-    shards: ShardBuffers | None,
-    flying: int,
-) -> float | None:
+def replayed_bytes(rank: ShardedRank, shards: ShardBuffers | None, flying: int) -> float | None:
     """What a rank of a stage has reserved, with so many micro-batches ``flying``; None where its framework
     keeps buffers of its own, or what it runs is not a stack of layers in their order."""
+    job, graph, stage, profile = rank.job, rank.graph, rank.stage, rank.profile
+    sizes, trained = rank.sizes, rank.trained
     buffers = profile.keeps_fp32_gradients or profile.loss_copies is not None or profile.sharding == "flat"
     whole = shards is not None or job.plan.pipeline > 1
     plan, loss = job.plan, job.workload.training.loss
