@@ -206,8 +206,8 @@ def reference_groups(graph: OpGraph, *, groups: int = GROUPS, seed: int = 42) ->
     if not len(flow):
         raise UnsupportedJob("driple: a step whose operators do not depend on one another")
     flow = flow.subgraph(max(networkx.connected_components(flow), key=len))
-    found = networkx.algorithms.community.asyn_fluidc(flow, min(groups, len(flow)), seed=seed)
-    members = [sorted(group) for group in found]
+    communities = networkx.algorithms.community.asyn_fluidc(flow, min(groups, len(flow)), seed=seed)
+    members = [sorted(group) for group in communities]
     group_of = {i: number for number, group in enumerate(members) for i in group}
     rows = [
         [
