@@ -22,7 +22,7 @@ from typing import Any
 import reading
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.zoo import import_zoo
-from foretrain.capture.tracing.recorder import Recorder
+from foretrain.capture.tracing.recorder import OperatorRecorder
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.graph import OpGraph
 from foretrain.job import read_lines
@@ -82,8 +82,8 @@ def collections_at_random(seed: int) -> Iterator[list[int]]:
     """Calls the collector at random operators; gives the buffers that it freed."""
     chance, dispatch, released, freed = (
         random.Random(seed),
-        Recorder.__torch_dispatch__,
-        Recorder._released,
+        OperatorRecorder.__torch_dispatch__,
+        OperatorRecorder._released,
         list[int](),
     )
 
@@ -100,8 +100,8 @@ def collections_at_random(seed: int) -> Iterator[list[int]]:
     gc.collect()
     gc.freeze()  # or each collection looks through all of torch
     with (
-        unittest.mock.patch.object(Recorder, "__torch_dispatch__", collecting),
-        unittest.mock.patch.object(Recorder, "_released", watching),
+        unittest.mock.patch.object(OperatorRecorder, "__torch_dispatch__", collecting),
+        unittest.mock.patch.object(OperatorRecorder, "_released", watching),
     ):
         yield freed
     gc.unfreeze()

@@ -77,13 +77,13 @@ def step_cause(case: Case) -> Cause:
 
 def _one_gpu(case: Case) -> Cause:
     """Busy and idle time were measured, so that the error is split exactly."""
-    told, true = case.predicted, case.measured
-    told_idle_s, true_idle_s = (each["step_time_s"] - each["device_busy_s"] for each in (told, true))
-    if abs(true_idle_s - told_idle_s) < abs(true["device_busy_s"] - told["device_busy_s"]):
-        busy = f"busy {_pair(told['device_busy_s'], true['device_busy_s'])}"
+    forecast, true = case.predicted, case.measured
+    told_idle_s, true_idle_s = (each["step_time_s"] - each["device_busy_s"] for each in (forecast, true))
+    if abs(true_idle_s - told_idle_s) < abs(true["device_busy_s"] - forecast["device_busy_s"]):
+        busy = f"busy {_pair(forecast['device_busy_s'], true['device_busy_s'])}"
         return Cause(kind="operators", why=f"{busy}; of the forecast {_largest(case.operators_s)}")
     idle = f"idle {_pair(told_idle_s, true_idle_s)}"
-    kernels = [each.get("kernels", 0.0) for each in (told, true)]
+    kernels = [each.get("kernels", 0.0) for each in (forecast, true)]
     if all(kernels) and abs(kernels[0] / kernels[1] - 1) > OTHER_GRAPH:
         count = f"{kernels[0]:,.0f} kernels for {kernels[1]:,.0f}"
         return Cause(kind="host, other kernels", why=f"{idle}; {count}")
@@ -91,7 +91,9 @@ def _one_gpu(case: Case) -> Cause:
     if issuing_s is not None and issuing_s < ISSUING * true["step_time_s"]:
         why = f"{idle}; the host issues for {format_seconds(issuing_s)} and then waits"
         return Cause(kind="host, waiting", why=why)
-    each_s = [one["step_time_s"] / count for one, count in zip((told, true), kernels, strict=True) if count]
+    each_s = [
+        one["step_time_s"] / count for one, count in zip((forecast, true), kernels, strict=True) if count
+    ]
     pace = f"; {_pair(*each_s)} for a kernel" if len(each_s) == 2 else ""
     return Cause(kind="host, pace", why=f"{idle}{pace}")
 

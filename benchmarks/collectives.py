@@ -449,13 +449,13 @@ def shares(*values: float) -> str:
 
 def show_fits(curves: Sequence[Curve]) -> None:
     for name, fields in FREE.items():
-        mine = [curve for curve in curves if curve.fits == name]
-        fitted = fit(name, mine)[name]
+        fitted_to = [curve for curve in curves if curve.fits == name]
+        fitted = fit(name, fitted_to)[name]
         print(
             name,
             {field: float(f"{getattr(fitted, field):.3g}") for field in fields},
             "from",
-            ", ".join(sorted({c.system for c in mine})),
+            ", ".join(sorted({c.system for c in fitted_to})),
         )
 
 

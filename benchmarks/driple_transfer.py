@@ -102,12 +102,12 @@ def tailored(
         results["transfer", share] = transfer(rows)
         if share == FIFTH:
             results["from scratch", share] = scratch(rows)
-        some = [
+        tailored_runs = [
             transfer(draw.choice(theirs, int(share * len(theirs)), replace=False).tolist())
             for _ in range(RANDOM_DRAWS)
         ]
         results["transfer, random runs", share] = (
-            *np.mean([one[:3] for one in some], axis=0).tolist(),
+            *np.mean([one[:3] for one in tailored_runs], axis=0).tolist(),
             len(asked),
         )
     return results
@@ -225,18 +225,20 @@ def _trained(study: Study, cases: Cases, rows: Sequence[int]) -> Any:
     return found
 
 
-def _ways(study: Study, cases: Cases, start: Any, mine: list[int]) -> Iterator[tuple[str, float, Any]]:
+def _ways(
+    study: Study, cases: Cases, start: Any, learned_from: list[int]
+) -> Iterator[tuple[str, float, Any]]:
     """How it was learned, from which share of the runs, and the network."""
     draw = np.random.default_rng(study.seed)
     yield "white box alone", 0.0, tailoring_module().silenced(start)
     yield "as it is", 0.0, start
     for number in range(RANDOM_DRAWS // 2):
-        rows = draw.choice(mine, round(FIFTH * len(mine)), replace=False).tolist()
+        rows = draw.choice(learned_from, round(FIFTH * len(learned_from)), replace=False).tolist()
         yield "transfer, random runs", FIFTH, tailored_to(study, cases, start, rows)
         if not number:
             yield "from scratch", FIFTH, _trained(study, cases, rows)
-    yield "transfer", 1.0, tailored_to(study, cases, start, mine)
-    yield "from scratch", 1.0, _trained(study, cases, mine)
+    yield "transfer", 1.0, tailored_to(study, cases, start, learned_from)
+    yield "from scratch", 1.0, _trained(study, cases, learned_from)
 
 
 def main() -> None:

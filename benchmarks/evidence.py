@@ -189,14 +189,14 @@ def forecast_home(predictor: str, paths: Sequence[Path], work: Path) -> None:
     if all(kept.exists() for kept in targets):
         return
     by_file = [[run for _, run in read_runs(path)] for path in paths]
-    runs = [run for some in by_file for run in some]
+    runs = [run for of_file in by_file for run in of_file]
     folds = split_runs(runs, "leave-model-out")
     rows = answered(runs, predictor, [left_out(predictor, fold) for fold in folds])
     first = 0
-    for kept, some in zip(targets, by_file, strict=True):
-        mine = [row for row in rows if first <= row["run"] < first + len(some)]
-        keep([{**row, "run": row["run"] - first} for row in mine], kept, len(some))
-        first += len(some)
+    for kept, of_file in zip(targets, by_file, strict=True):
+        own_rows = [row for row in rows if first <= row["run"] < first + len(of_file)]
+        keep([{**row, "run": row["run"] - first} for row in own_rows], kept, len(of_file))
+        first += len(of_file)
 
 
 def forecast(runs: Sequence[Run], predictor: str, most: int) -> list[dict[str, Any]]:

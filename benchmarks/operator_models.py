@@ -191,17 +191,17 @@ def score(predictor: DeletePopPredictor, lines: Sequence[str]) -> list[Compariso
 def show(title: str, rows: Iterable[Comparison], quantities: Sequence[str]) -> list[Comparison]:
     kept: list[Any] = []
     for quantity in quantities:
-        mine = [row for row in rows if row.quantity == quantity]
-        if not mine:
+        own_rows = [row for row in rows if row.quantity == quantity]
+        if not own_rows:
             continue
-        scores = scores_of(mine)
-        figures = [scores.mape, scores.median_ape, scores.p90_ape, scores.bias]
+        scores = scores_of(own_rows)
+        figures = (scores.mape, scores.median_ape, scores.p90_ape, scores.bias)
+        percents = " ".join(f"{100 * figure:5.1f}%" for figure in figures)
         print(
-            f"{title:44s} {quantity:16s} {len(mine):5d} {' '.join(f'{100 * one:5.1f}%' for one in figures)} "
-            f"{scores.coverage:5.0%}",
+            f"{title:44s} {quantity:16s} {len(own_rows):5d} {percents} {scores.coverage:5.0%}",
             flush=True,
         )
-        kept += mine
+        kept += own_rows
     return kept
 
 

@@ -25,7 +25,7 @@ from foretrain.planner.clusters import Wanted
 from foretrain.planner.goal import Goal
 from foretrain.planner.planning import make_plans
 from foretrain.predictors.evidence import with_evidence
-from foretrain.web import Table, forecast_table, plan_table, write_page
+from foretrain.web import ForecastTable, forecast_table, plan_table, write_page
 from foretrain.web.views import View
 
 _LLAMA: dict[str, Any] = {"sequence": 4096, "precision": "bf16", "steps": 10_000}
@@ -63,7 +63,7 @@ def main() -> None:
                 _interpolate(browser, table)
 
 
-def _made(name: str, seconds: float) -> tuple[Table, float]:
+def _made(name: str, seconds: float) -> tuple[ForecastTable, float]:
     predictor = predictors.get()
     if name in JOBS:
         forecast = predictor.predict(job_of(*JOBS[name]))
@@ -108,7 +108,7 @@ def _drawn(browser: Browser) -> None:
     browser.wait("return document.querySelector('#explorer').dataset.drawn === 'all'")
 
 
-def _interpolate(browser: Browser, table: Table) -> None:
+def _interpolate(browser: Browser, table: ForecastTable) -> None:
     """Batches between those of the table, by the page and by the predictor."""
     start, predictor = table.choices.start, predictors.get()
     known = sorted(map(int, table.series[start.series]["at"]))

@@ -255,7 +255,7 @@ class MemTracker(Peer):
         import torch
         from torch.distributed._tools.mem_tracker import MemTracker as Tracker
 
-        from foretrain.capture.tracing.constants import tensors_in
+        from foretrain.capture.tracing.nested import tensors_in
 
         peaks: list[int] = []
 

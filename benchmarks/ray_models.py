@@ -31,7 +31,7 @@ from foretrain.fanout import fan_out
 from foretrain.job import Run, read_runs
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models import RayModelsPredictor
-from foretrain.predictors.ray_models.columns import Array, Table
+from foretrain.predictors.ray_models.columns import Array, ScaleTable
 from foretrain.predictors.ray_models.predictor import data_of
 from foretrain.predictors.ray_models.scaling import ScaleModel, ernest_times_s
 from foretrain.predictors.ray_models.search import Budget
@@ -47,7 +47,7 @@ class Series:
 
     source: str
     label: str
-    table: Table
+    table: ScaleTable
     times_s: Array
     data: tuple[str, ...] = ()
     """The columns that are sizes of the data."""
@@ -177,7 +177,7 @@ def tables(data: Path, wanted: tuple[str, ...]) -> Iterator[Series]:
         if len(points) >= 6:
             workers, nodes, batch = (np.array(column) for column in zip(*points, strict=True))
             ones = np.ones(len(points))
-            table = Table(
+            table = ScaleTable(
                 workers=workers,
                 nodes=nodes,
                 cores=ones,
@@ -228,15 +228,18 @@ def score(shared: bool, item: tuple[Series, str, str, Part]) -> Score:
     )
     begun = time.process_time()
     model = ScaleModel.fit(known, known_s, Budget())
-    told, spreads = _tell(model, asked, series.data)
+    forecast_s, spreads = _tell(model, asked, series.data)
     seconds = time.process_time() - begun
-    held = [told[i] * spread.low <= asked_s[i] <= told[i] * spread.high for i, spread in enumerate(spreads)]
-    blind = told
+    held = [
+        forecast_s[i] * spread.low <= asked_s[i] <= forecast_s[i] * spread.high
+        for i, spread in enumerate(spreads)
+    ]
+    blind = forecast_s
     if known.forecast_s is not None and shared:
         bare, other = (dataclasses.replace(table, forecast_s=None) for table in (known, asked))
         blind = _tell(ScaleModel.fit(bare, known_s, Budget()), other, series.data)[0]
     ernest = ernest_times_s(known, known_s, asked)
-    own, without, rival = (Scores.of(asked_s, one).mape for one in (told, blind, ernest))
+    own, without, rival = (Scores.of(asked_s, one).mape for one in (forecast_s, blind, ernest))
     return Score(
         source=series.source,
         label=series.label,
@@ -252,7 +255,7 @@ def score(shared: bool, item: tuple[Series, str, str, Part]) -> Score:
     )
 
 
-def _tell(model: ScaleModel, asked: Table, data: tuple[str, ...]) -> tuple[Array, list[Factors]]:
+def _tell(model: ScaleModel, asked: ScaleTable, data: tuple[str, ...]) -> tuple[Array, list[Factors]]:
     """As a forecast is made: seconds and intervals of each row."""
     rows = [model.tell(asked.take(np.array([i])), data) for i in range(len(asked))]
     return np.array([time_s for time_s, _ in rows]), [spread for _, spread in rows]

@@ -38,7 +38,7 @@ from typing import Any
 from foretrain.errors import ForetrainError, InputError
 from foretrain.job import Job
 from foretrain.measure.links import INTERFACE, Fabric, address, check_links, enter, link_rate, link_text
-from foretrain.measure.tasks import Protocol, Task
+from foretrain.measure.tasks import Protocol, WorkerTask
 
 PORT = 6379
 FILE = "ray_nodes_models.py"
@@ -356,7 +356,7 @@ class Worker:
 
         from foretrain.measure.worker import measure
 
-        read = Task.from_json(task)
+        read = WorkerTask.from_json(task)
         about = {"rank": rank, "world_size": read.processes, "init_method": f"file://{meeting}"}
         timeout = datetime.timedelta(seconds=read.timeout_s)
         dist.init_process_group("gloo", timeout=timeout, **about)  # type: ignore[arg-type]
@@ -405,7 +405,7 @@ def run(point: Point, cluster: Cluster, made: Actors, folder: Path) -> dict[str,
     limited = cluster.fabric is not None
     cluster.limit(point.link)
     job = point.job(limited=limited)
-    task = Task(
+    task = WorkerTask(
         job=job,
         base=str(DATA),
         cores=point.cores,

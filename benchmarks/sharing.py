@@ -77,13 +77,13 @@ def left_out(pairs: list[PairSpeed], probes: int, group: Callable[[str], str], s
         if key not in fits:
             fits[key] = fit_manners([pair for pair in pairs if not out & {pair.job, pair.beside}])
         fitted = {name: one for name, one in fits[key].items() if name not in out}
-        mine = [pair for pair in pairs if job in pair[:2] and {*pair[:2]} <= {*fitted, job}]
-        partners = sorted({name for pair in mine for name in pair[:2]} - {job})
+        known_pairs = [pair for pair in pairs if job in pair[:2] and {*pair[:2]} <= {*fitted, job}]
+        partners = sorted({name for pair in known_pairs for name in pair[:2]} - {job})
         tried = set(draw.sample(partners, min(probes, len(partners))))
         prior = by_other_batches(job, fitted)
-        seen = [pair for pair in mine if tried & {pair.job, pair.beside}]
+        seen = [pair for pair in known_pairs if tried & {pair.job, pair.beside}]
         own = fit_manners(seen, known=fitted, prior={job: prior})[job] if seen else prior
-        rest = [pair for pair in mine if not tried & {pair.job, pair.beside}]
+        rest = [pair for pair in known_pairs if not tried & {pair.job, pair.beside}]
         found += errors(rest, {**fitted, job: own})
     return found
 

@@ -114,15 +114,15 @@ def compare(path: Path) -> None:
         for chain, _, kernels, count, _ in data["launches"]:
             real[_outermost(chain)] += len(kernels) * count
         layout = lay_out(job, predictor.costs, predictor.host)
-        told: collections.Counter[str] = collections.Counter()
+        forecast: collections.Counter[str] = collections.Counter()
         for op, kernels in zip(layout.graph.ops, layout.calls.kernels.tolist(), strict=True):
             times = 1 if op.phase == "optimizer" else job.accumulation
-            told[op.operator.name] += kernels * times
-        print(f"kernels: {sum(real.values())} real, {sum(told.values()):.0f} forecast")
-        names = sorted(real.keys() | told.keys(), key=lambda name: -abs(real[name] - told[name]))
+            forecast[op.operator.name] += kernels * times
+        print(f"kernels: {sum(real.values())} real, {sum(forecast.values()):.0f} forecast")
+        names = sorted(real.keys() | forecast.keys(), key=lambda name: -abs(real[name] - forecast[name]))
         for name in names[:_SHOWN]:
-            if abs(real[name] - told[name]) >= 1:
-                print(f"  {name:50} {real[name]:6} {told[name]:8.1f}")
+            if abs(real[name] - forecast[name]) >= 1:
+                print(f"  {name:50} {real[name]:6} {forecast[name]:8.1f}")
 
 
 _INSIDE = (

@@ -219,7 +219,7 @@ def _told_fields(cls: type) -> dict[str, str]:
     """What the texts under the fields of a class say of them."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
-    told: dict[str, str] = {}
+    documented: dict[str, str] = {}
     for first, second in zip(tree.body, tree.body[1:], strict=False):
         if (
             isinstance(first, ast.AnnAssign)
@@ -227,8 +227,8 @@ def _told_fields(cls: type) -> dict[str, str]:
             and isinstance(second, ast.Expr)
             and isinstance(second.value, ast.Constant)
         ):
-            told[first.target.id] = str(second.value.value)
-    return told
+            documented[first.target.id] = str(second.value.value)
+    return documented
 
 
 def _kind(hint: Any) -> str:
@@ -259,7 +259,7 @@ def _hints(cls: type) -> Mapping[str, Any]:
 def _fields(classes: tuple[type, ...]) -> Iterator[tuple[str, str, str, str]]:
     seen: set[str] = set()
     for cls in classes:
-        hints, told = _hints(cls), _told_fields(cls)
+        hints, documented = _hints(cls), _told_fields(cls)
         for field in dataclasses.fields(cls):
             if field.name in seen or field.name.startswith("_"):
                 continue
@@ -271,7 +271,7 @@ def _fields(classes: tuple[type, ...]) -> Iterator[tuple[str, str, str, str]]:
                 f"`{field.name}`",
                 _kind(hints[field.name]),
                 default if len(default) < 40 else "",
-                told.get(field.name, ""),
+                documented.get(field.name, ""),
             )
 
 

@@ -1,4 +1,4 @@
-"""The command line as tests call it."""
+"""Calls the command line as tests do, and makes a job for it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def fails(*words: str) -> str:
     assert result.stderr.startswith("foretrain: ")
     assert result.stderr.count("\n") == 1
     return str(result.stderr)
+
+
+def tiny_job(**sections: Any) -> dict[str, Any]:
+    """The tables of a job that trains ``net`` of tiny.py beside it; ``sections`` take the place of these."""
+    base: dict[str, Any] = {
+        "model": {"source": "python", "name": "tiny.py:net"},
+        "training": {"global_batch": 8, "image": 8},
+        "cluster": {"device": "a100"},
+    }
+    return {**base, **sections}
 
 
 PATIENCE_S = 300.0

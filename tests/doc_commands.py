@@ -13,7 +13,7 @@ _COMMENT = re.compile(r"\s+#\s.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class DocCommand:
     """A command of a text, without its comment."""
 
     page: str
@@ -27,9 +27,9 @@ class Told:
         return "[" in self.words or "..." in self.words or re.search(r"\w\|\w", self.words) is not None
 
 
-def block_commands(path: Path) -> list[Told]:
+def block_commands(path: Path) -> list[DocCommand]:
     """Those in blocks of code, fenced or indented, with what they go on with on further lines."""
-    found = list[Told]()
+    found = list[DocCommand]()
     fenced = False
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if text.startswith("```"):
@@ -39,20 +39,20 @@ def block_commands(path: Path) -> list[Told]:
         line = _COMMENT.sub("", text.strip().removeprefix("$ "))
         if line.startswith("[") and found and found[-1].line == number - 1:
             before = found.pop()
-            found.append(Told(page=path.name, line=number, words=f"{before.words} {line}"))
+            found.append(DocCommand(page=path.name, line=number, words=f"{before.words} {line}"))
         elif line.startswith("foretrain "):
             found += (
-                Told(page=path.name, line=number, words=words.removesuffix(" &").strip())
+                DocCommand(page=path.name, line=number, words=words.removesuffix(" &").strip())
                 for words in line.split(" && ")
             )
     return found
 
 
-def inline_commands(path: Path) -> Iterator[Told]:
+def inline_commands(path: Path) -> Iterator[DocCommand]:
     """Those within sentences."""
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         for words in re.findall(r"`(foretrain [^`]+)`", text):
-            yield Told(page=path.name, line=number, words=words)
+            yield DocCommand(page=path.name, line=number, words=words)
 
 
 def usage_forms(words: str) -> Iterator[str]:

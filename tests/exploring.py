@@ -10,7 +10,7 @@ from foretrain.forecast import Forecast
 from foretrain.job import Job
 from foretrain.predictors import get
 from foretrain.predictors.base import Predictor
-from foretrain.web.table import Table, forecast_table
+from foretrain.web.table import ForecastTable, forecast_table
 
 MODEL = """
 from torch import nn
@@ -41,5 +41,5 @@ def small_forecast(folder: Path, **options: object) -> Forecast:
     return forecast
 
 
-def small_table(folder: Path, *, seconds: float = 4.0, **options: object) -> Table:
+def small_table(folder: Path, *, seconds: float = 4.0, **options: object) -> ForecastTable:
     return forecast_table(small_forecast(folder, **options), predictor(), seconds=seconds)

@@ -163,14 +163,14 @@ def _sizes(config: Mapping[str, Any]) -> list[int] | None:
 
 def _overlap(job: Job) -> dict[str, bool]:
     """What runs beside computation, in Megatron and DeepSpeed, where files say it in so many words."""
-    plan, told = job.plan, dict(job.plan.overlap or {})
+    plan, given = job.plan, dict(job.plan.overlap or {})
     framework = job.workload.training.framework
     if framework == "megatron":
         usual = dict.fromkeys(("gradients", "parameters"), plan.shard != "none")
         usual["tensor"] = plan.tensor > 1 and plan.sequence_parallel
     else:
         usual = {"gradients": framework == "deepspeed" and plan.shard == "zero3"}
-    return {name: value for name, value in {**usual, **told}.items() if value}
+    return {name: value for name, value in {**usual, **given}.items() if value}
 
 
 def with_steps(job: Job, steps: int) -> Job:

@@ -13,8 +13,9 @@ from foretrain.job import Job
 from foretrain.step.calls import Calls
 from foretrain.step.frameworks import Profile
 from foretrain.step.layout import Layout
-from foretrain.step.partition import Teams, stages
+from foretrain.step.partition import stages
 from foretrain.step.play import Step, play
+from foretrain.step.teams import Teams
 
 
 def operator(name: str) -> Operator:

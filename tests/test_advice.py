@@ -38,13 +38,13 @@ def test_the_cheapest_in_time_comes_first(learned: RayModelsPredictor) -> None:
     jobs, refused = advice.candidates(base, runs(), advice.Wishes())
     assert not refused
     assert sorted(one.cluster.world_size for one in jobs) == [1, 2, 4, 8, 16]
-    told = advice.advise(learned, jobs, deadline_s=2.0 * min(map(total_s, jobs)))
-    in_time = [option for option in told.options if option.late <= told.risk]
-    assert told.best is told.options[0]
+    advised = advice.advise(learned, jobs, deadline_s=2.0 * min(map(total_s, jobs)))
+    in_time = [option for option in advised.options if option.late <= advised.risk]
+    assert advised.best is advised.options[0]
     assert [option.cost.median for option in in_time if option.cost] == sorted(
         option.cost.median for option in in_time if option.cost
     )
-    assert all(option.late > told.risk for option in told.options[len(in_time) :])
+    assert all(option.late > advised.risk for option in advised.options[len(in_time) :])
 
 
 def test_a_longer_deadline_is_never_dearer(learned: RayModelsPredictor) -> None:

@@ -178,12 +178,12 @@ def test_kernels_of_torch_for_wide_keys_become_the_framework_s() -> None:
 def test_a_window_of_keys_is_told_to_the_kernel_in_place_of_a_mask() -> None:
     windowed = replace(graph(), info={**graph().info, "windows": {"layers.1": 16}})
     flash = with_flash_attention(windowed, causal=True)
-    told = {
+    windows = {
         op.layer: op.operator.args.get("window")
         for op in flash.ops
         if op.operator.name in (FORWARD, BACKWARD)
     }
-    assert told == {"layers.0": None, "layers.1": 16}
+    assert windows == {"layers.0": None, "layers.1": 16}
 
 
 def test_a_graph_without_attention_stays_as_it_is() -> None:

@@ -19,7 +19,7 @@ from foretrain.api import make_job
 from foretrain.callbacks import Recorder
 from foretrain.callbacks.expectation import expected
 from foretrain.callbacks.jobs import PartialJob, device_name, optimizer_name, whole_job
-from foretrain.callbacks.timing import Times
+from foretrain.callbacks.timing import RunningMedian
 from foretrain.errors import ForetrainError, InputError
 from foretrain.evaluate import evaluate
 from foretrain.forecast import Estimate
@@ -519,7 +519,7 @@ def test_a_process_that_ends_leaves_its_run(job_file: Path, how: str, code: int,
 
 @given(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=300))
 def test_times_are_bounded_and_their_median_is_one_of_them(values: list[float]) -> None:
-    times = Times(room=16)
+    times = RunningMedian(room=16)
     for value in values:
         times.add(value)
     assert len(times._kept) <= 16
@@ -528,7 +528,7 @@ def test_times_are_bounded_and_their_median_is_one_of_them(values: list[float]) 
 
 
 def test_the_median_of_many_times_is_near_that_of_all() -> None:
-    times = Times(room=64)
+    times = RunningMedian(room=64)
     for i in range(10_000):
         times.add(float(i))
     assert times.median == pytest.approx(5_000, rel=0.1)

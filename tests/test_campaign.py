@@ -33,7 +33,7 @@ from foretrain.measure.campaign import (
 )
 from foretrain.measure.resources import FIGURES, RESOURCES
 from foretrain.measure.summary import Summary
-from foretrain.measure.tasks import Protocol, Task, shards
+from foretrain.measure.tasks import Protocol, WorkerTask, shards
 
 MODELS = '''
 import os, pathlib, signal, time
@@ -272,13 +272,13 @@ class Pretending(Backend):
 
     def __init__(self, *, each_s: float = 0.0, fails: str = "", breaks: bool = False) -> None:
         self.each_s, self.fails, self.breaks = each_s, fails, breaks
-        self.seen: list[Task] = []
+        self.seen: list[WorkerTask] = []
         self.closed = False
 
     def __exit__(self, *_: object) -> None:
         self.closed = True
 
-    def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
+    def run(self, task: WorkerTask, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
         self.seen.append(task)
         time.sleep(self.each_s)
         if self.breaks:
@@ -413,7 +413,7 @@ def test_models_may_be_tables(tmp_path: Path) -> None:
 
 def test_a_task_survives_json(folder: Path) -> None:
     task = small(folder, "net", sync="ps")[0].task(QUICK, "lo", 5)
-    assert Task.from_json(task.to_json()) == task
+    assert WorkerTask.from_json(task.to_json()) == task
     assert (task.workers, task.processes) == (2, 3)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from foretrain.capture import _trace, _trace_rank, capture
-from foretrain.capture.tracing.recorder import Recorder
+from foretrain.capture.tracing.recorder import OperatorRecorder
 from foretrain.graph import OpGraph
 from foretrain.job import Job
 
@@ -66,7 +66,7 @@ def knotted() -> OpGraph:
 
 @contextlib.contextmanager
 def collections_at_random(seed: int) -> Iterator[None]:
-    chance, dispatch = random.Random(seed), Recorder.__torch_dispatch__
+    chance, dispatch = random.Random(seed), OperatorRecorder.__torch_dispatch__
 
     def collecting(self: Any, *args: Any, **kwargs: Any) -> Any:
         if chance.random() < 0.05:
@@ -74,7 +74,7 @@ def collections_at_random(seed: int) -> Iterator[None]:
         return dispatch(self, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recorder, "__torch_dispatch__", collecting)
+        patch.setattr(OperatorRecorder, "__torch_dispatch__", collecting)
         gc.collect()
         gc.freeze()  # or each collection looks through all that other tests have left
         yield

@@ -710,12 +710,14 @@ def test_a_masked_language_model_may_answer_for_masked_tokens_alone(
     base: Path, config: dict[str, Any], task: str
 ) -> None:
     """Head and loss are of three tokens of each of four samples, all before them of eight."""
-    some = transformer(base, config, task, sequence=8, predicted_tokens=3)
+    masked = transformer(base, config, task, sequence=8, predicted_tokens=3)
     every = transformer(base, config, task, sequence=8)
-    assert (rows_of_logits(some), rows_of_logits(every)) == (12, 32)
-    assert some.parameters == every.parameters
-    assert of_layers(some, "addmm") == of_layers(every, "addmm")
-    assert {op.operator.name for op in some.ops} - {op.operator.name for op in every.ops} >= {"index_select"}
+    assert (rows_of_logits(masked), rows_of_logits(every)) == (12, 32)
+    assert masked.parameters == every.parameters
+    assert of_layers(masked, "addmm") == of_layers(every, "addmm")
+    assert {op.operator.name for op in masked.ops} - {op.operator.name for op in every.ops} >= {
+        "index_select"
+    }
 
 
 def rows_of_logits(graph: OpGraph) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import foretrain
-from commands import PATIENCE_S, fails, ok, run
+from commands import PATIENCE_S, fails, ok, run, tiny_job
 from foretrain import predictors
 from foretrain.cli import helping
 from foretrain.cli.app import COMMANDS
@@ -59,15 +59,6 @@ def process(*words: str) -> subprocess.CompletedProcess[str]:
 
 def forecast(*words: str) -> Any:
     return json.loads(ok("predict", *words, "--json"))
-
-
-def job(**sections: Any) -> dict[str, Any]:
-    base: dict[str, Any] = {
-        "model": {"source": "python", "name": "tiny.py:net"},
-        "training": {"global_batch": 8, "image": 8},
-        "cluster": {"device": "a100"},
-    }
-    return {**base, **sections}
 
 
 def write_lines(path: str, records: Sequence[object]) -> None:
@@ -143,7 +134,7 @@ def test_what_happens_beside_the_steps_is_given_by_options() -> None:
 
 def test_a_json_job_is_the_same_as_toml(folder: Path) -> None:
     (folder / "job.json").write_text(
-        json.dumps(job(training={"global_batch": 8, "image": 8, "samples": 800, "epochs": 2}))
+        json.dumps(tiny_job(training={"global_batch": 8, "image": 8, "samples": 800, "epochs": 2}))
     )
     assert forecast("job.json") == forecast("job.toml")
 
@@ -341,7 +332,8 @@ def test_version() -> None:
 
 def test_many_jobs_go_on_after_a_bad_one(folder: Path) -> None:
     write_lines(
-        "jobs.jsonl", [job(), job(cluster={"device": "h101"}), "{", "", {"job": job(), "measured": {}}]
+        "jobs.jsonl",
+        [tiny_job(), tiny_job(cluster={"device": "h101"}), "{", "", {"job": tiny_job(), "measured": {}}],
     )
     result = run("predict", "--jobs", "jobs.jsonl", "--out", "out.jsonl")
     assert result.exit_code == 1
@@ -355,7 +347,7 @@ def test_many_jobs_go_on_after_a_bad_one(folder: Path) -> None:
 
 
 def test_many_jobs_to_the_screen_with_an_option_over_all() -> None:
-    write_lines("jobs.jsonl", [job(), job()])
+    write_lines("jobs.jsonl", [tiny_job(), tiny_job()])
     lines = ok("predict", "--jobs", "jobs.jsonl", "--device", "t4").splitlines()
     assert [json.loads(line)["forecast"]["job"]["cluster"]["device"] for line in lines] == ["t4", "t4"]
 
@@ -365,14 +357,14 @@ def test_many_jobs_survive_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("foretrain.predictors.roofline.RooflinePredictor.predict", broken)
-    write_lines("jobs.jsonl", [job()])
+    write_lines("jobs.jsonl", [tiny_job()])
     result = run("predict", "--jobs", "jobs.jsonl", "--predictor", "roofline")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["error"] == "internal error: RuntimeError: a bug"
 
 
 def test_the_file_of_jobs_is_not_overwritten() -> None:
-    write_lines("jobs.jsonl", [job()])
+    write_lines("jobs.jsonl", [tiny_job()])
     assert "is the file of jobs itself" in fails("predict", "--jobs", "jobs.jsonl", "--out", "jobs.jsonl")
     assert "cannot be written" in fails("predict", "--jobs", "jobs.jsonl", "--out", "nowhere/out.jsonl")
 
@@ -435,7 +427,7 @@ def test_a_closed_stdout_is_silent() -> None:
 
 def test_evaluate_prints_and_writes_the_errors(folder: Path) -> None:
     measured = forecast("job.toml", "--predictor", "roofline")["quantities"]["step_time_s"]["median"]
-    runs = [{"job": job(), "measured": {"step_time_s": measured * factor}} for factor in (0.8, 1.0)]
+    runs = [{"job": tiny_job(), "measured": {"step_time_s": measured * factor}} for factor in (0.8, 1.0)]
     assert Run.read(runs[0]).measured
     write_lines("runs.jsonl", runs)
     shown = ok("evaluate", "runs.jsonl", "--predictor", "roofline", "--json", "errors.json")
@@ -448,7 +440,7 @@ def test_evaluate_prints_and_writes_the_errors(folder: Path) -> None:
 
 def test_evaluate_refuses_what_it_cannot_read() -> None:
     assert "nowhere.jsonl" in fails("evaluate", "nowhere.jsonl")
-    write_lines("runs.jsonl", [{"job": job(), "measured": {"step_time_s": 1.0}}])
+    write_lines("runs.jsonl", [{"job": tiny_job(), "measured": {"step_time_s": 1.0}}])
     assert "'oracle'" in fails("evaluate", "runs.jsonl", "--predictor", "oracle")
     assert "leave-model-out" in fails("evaluate", "runs.jsonl", "--split", "sometimes")
 
@@ -490,13 +482,13 @@ def test_catalog(kind: str, name: str, known: str) -> None:
 
 def loaded(code: str) -> set[str]:
     """The modules that a fresh process has imported in the end."""
-    told = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    return set(told.stdout.splitlines()[-1].split())
+    return set(shown.stdout.splitlines()[-1].split())
 
 
 def test_importing_the_package_costs_nothing() -> None:

@@ -166,13 +166,13 @@ def test_ctrl_c_keeps_what_is_in(folder: Path) -> None:
     with Store.open("runs.db", create=False) as store:
         kept = store.count()
     assert process.returncode == 130
-    told = re.fullmatch(
+    matched = re.fullmatch(
         r"foretrain: interrupted: runs.db has at least the "
         r"first (\S+) of 4,000 lines; import again for the rest\n",
         message,
     )
-    assert told is not None, message
-    assert int(told[1].replace(",", "")) == kept == 400
+    assert matched is not None, message
+    assert int(matched[1].replace(",", "")) == kept == 400
     assert f"{4000 - kept:,} new, {kept:,} known" in ok("import", "many.jsonl", "--store", "runs.db").stderr
 
 

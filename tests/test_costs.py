@@ -69,11 +69,11 @@ def seconds(costs: Roofline, operator: Operator, device: Device = H100, precisio
 
 
 @given(OPERATORS, DEVICES, PRECISIONS)
-def test_an_operator_beats_neither_roof_nor_the_floor(some: Operator, device: Device, precision: str) -> None:
-    time_s = seconds(Roofline(), some, device, precision)
+def test_an_operator_beats_neither_roof_nor_the_floor(call: Operator, device: Device, precision: str) -> None:
+    time_s = seconds(Roofline(), call, device, precision)
     roofs = (
-        some.flops / device.peak_flops(arithmetic(some, precision)),
-        some.bytes / device.memory_bytes_per_s,
+        call.flops / device.peak_flops(arithmetic(call, precision)),
+        call.bytes / device.memory_bytes_per_s,
         Roofline().kernel_floor_s,
     )
     assert time_s == pytest.approx(max(roofs))
@@ -81,15 +81,15 @@ def test_an_operator_beats_neither_roof_nor_the_floor(some: Operator, device: De
 
 @given(OPERATORS, DEVICES, PRECISIONS, WORK, WORK, WORK)
 def test_more_work_never_costs_less(
-    some: Operator, device: Device, precision: str, flops: int, read: int, written: int
+    call: Operator, device: Device, precision: str, flops: int, read: int, written: int
 ) -> None:
     more = replace(
-        some,
-        flops=some.flops + flops,
-        bytes_read=some.bytes_read + read,
-        bytes_written=some.bytes_written + written,
+        call,
+        flops=call.flops + flops,
+        bytes_read=call.bytes_read + read,
+        bytes_written=call.bytes_written + written,
     )
-    assert seconds(Roofline(), more, device, precision) >= seconds(Roofline(), some, device, precision)
+    assert seconds(Roofline(), more, device, precision) >= seconds(Roofline(), call, device, precision)
 
 
 @given(OPERATORS, st.floats(0.05, 1), st.floats(0.05, 1))

@@ -22,7 +22,7 @@ from foretrain.job import Job, Run
 from foretrain.predictors.base import FILE
 from foretrain.predictors.checks import check_predictor, on_two_devices
 from foretrain.predictors.deletepop import host_fit
-from foretrain.predictors.deletepop.host_fit import Row, fit_host, rows_of, solve
+from foretrain.predictors.deletepop.host_fit import HostTime, fit_host, rows_of, solve
 from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, OPERATORS, SHIPPED, DeletePopPredictor
 from foretrain.predictors.deletepop.spread import (
     ATTENTION,
@@ -252,7 +252,7 @@ def test_machines_of_one_kind_differ_by_a_factor() -> None:
     parts = np.array([getattr(true, part) for part in host_fit._PARTS])
     draw = np.random.default_rng(0)
     rows = [
-        Row(counts=counts, device_s=0.0, measured_s=slower * float(counts @ parts), machine=machine)
+        HostTime(counts=counts, device_s=0.0, measured_s=slower * float(counts @ parts), machine=machine)
         for machine, slower, count in (("", 1.0, 60), ("second", 1.6, 40))
         for counts in draw.uniform(0, 1, (count, 8)) * [0.01, 500, 500, 0.01, 800, 8, 2000, 1]
     ]

@@ -26,9 +26,9 @@ from foretrain.plan import Plan
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.provenance import as_measured
 from foretrain.step.messages import collective_s
-from foretrain.step.partition import Teams
 from foretrain.step.passes import hidden_exchange_s
 from foretrain.step.play import Step
+from foretrain.step.teams import Teams
 
 NODE: dict[str, Any] = {
     "tokens": 4096,

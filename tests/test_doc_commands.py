@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from commands import ok, run
-from doc_commands import PAGES, Told, block_commands, inline_commands, usage_forms
+from doc_commands import PAGES, DocCommand, block_commands, inline_commands, usage_forms
 from doc_files import write_files
 from foretrain.cli import app, helping
 from foretrain.cli.app import COMMANDS as ALL
@@ -70,7 +70,7 @@ COMMANDS = {path.name: block_commands(path) for path in PAGES}
 IN_ONE_PROCESS = ("schedule",)
 
 
-def why_not(told: Told) -> str | None:
+def why_not(told: DocCommand) -> str | None:
     words = told.words.removeprefix("foretrain ")
     if "--collect-only" in words:
         return None
@@ -129,18 +129,18 @@ def test_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "page"), [(name, name) for name, told in COMMANDS.items() if told], indirect=["folder"]
+    ("folder", "page"), [(name, name) for name, commands in COMMANDS.items() if commands], indirect=["folder"]
 )
 def test_commands_of_a_page_run(folder: Path, page: str) -> None:
-    for told in COMMANDS[page]:
-        if told.is_usage:
-            for form in usage_forms(told.words):
+    for command in COMMANDS[page]:
+        if command.is_usage:
+            for form in usage_forms(command.words):
                 parse(to_type(form))
-        elif why_not(told):
-            parse(to_type(told.words))
+        elif why_not(command):
+            parse(to_type(command.words))
         else:
-            result = run(*to_type(told.words))
-            assert result.exit_code == 0, f"{page}:{told.line}: {told.words}\n{result.output}"
+            result = run(*to_type(command.words))
+            assert result.exit_code == 0, f"{page}:{command.line}: {command.words}\n{result.output}"
             assert result.exception is None
 
 
@@ -159,11 +159,13 @@ def test_every_reason_is_that_of_a_command() -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_commands_within_sentences_have_their_options(path: Path) -> None:
-    for told in inline_commands(path):
-        words = [word for word in shlex.split(told.words)[1:] if word != "..."]
+    for command in inline_commands(path):
+        words = [word for word in shlex.split(command.words)[1:] if word != "..."]
         if words[0].startswith("-"):
             continue  # an option of the program itself
         rest = command_of(words)[2]
         known = ok(*words[: len(words) - len(rest)], "--help")
         for option in (word for word in rest if word.startswith("-")):
-            assert re.search(rf"(?<![\w-]){option}(?![\w-])", known), f"{told.page}:{told.line}: {option}"
+            assert re.search(rf"(?<![\w-]){option}(?![\w-])", known), (
+                f"{command.page}:{command.line}: {option}"
+            )

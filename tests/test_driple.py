@@ -46,7 +46,7 @@ from foretrain.predictors.driple.features import (
 )  # fmt: skip
 from foretrain.predictors.driple.predictor import DriplePredictor
 from foretrain.predictors.driple.resources import resource_figures, resources
-from foretrain.predictors.driple.whitebox import GPU_PERIOD_S, Use, Whitebox, figures_in, loaded_bytes
+from foretrain.predictors.driple.whitebox import GPU_PERIOD_S, ResourceUse, Whitebox, figures_in, loaded_bytes
 from foretrain.predictors.seen import workload_key
 
 MODELS = """
@@ -219,7 +219,7 @@ def test_the_figures_of_samples_are_those_of_a_measured_series() -> None:
         ends_s=tuple((0.05 * np.arange(1, 41)).tolist()),
         **{name: tuple(value.tolist()) for name, value in values.items()},
     )
-    found = dict(zip(TARGETS, figures_in(Use(period_s=0.05, values=values)), strict=True))
+    found = dict(zip(TARGETS, figures_in(ResourceUse(period_s=0.05, values=values)), strict=True))
     for name, value in twelve_figures(series).items():
         assert found[name] * (2.0 if name.endswith("_s") else 1.0) == pytest.approx(value)
     assert found["device_utilization"] == pytest.approx(series.mean("device_utilization"))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.costs.startup import Started, StartUp, shipped
-from foretrain.duration import STORAGE_SPREAD, Duration, ModelSize, Part, duration, of_steps
+from foretrain.duration import STORAGE_SPREAD, Duration, DurationPart, ModelSize, duration, of_steps
 from foretrain.errors import InputError
 from foretrain.estimate import Estimate
 from foretrain.forecast import Forecast, whole_training
@@ -38,7 +38,7 @@ def whole(asked: Job, step: Estimate = STEP, size: ModelSize | None = SIZE, **mo
     return found
 
 
-def part(asked: Job, name: str, **more: Any) -> Part:
+def part(asked: Job, name: str, **more: Any) -> DurationPart:
     (found,) = [one for one in whole(asked, **more).parts if one.name == name]
     return found
 

@@ -191,10 +191,10 @@ def test_frozen_parameters_have_no_gradients_to_send() -> None:
         )
         for block in blocks[:-1]
     )
-    some = dataclasses.replace(stage, chunks=((*frozen, blocks[-1]),))
-    layout = dataclasses.replace(step.layout, stages=(some,))
+    partly_trained = dataclasses.replace(stage, chunks=((*frozen, blocks[-1]),))
+    layout = dataclasses.replace(step.layout, stages=(partly_trained,))
     share = sum(w.elements for w in blocks[-1].weights) / _elements(step)
-    assert sent_bytes(layout, some)["replicas"] == pytest.approx(share * step.sent["replicas"])
+    assert sent_bytes(layout, partly_trained)["replicas"] == pytest.approx(share * step.sent["replicas"])
 
 
 def test_gradients_of_experts_are_sent_to_those_that_hold_the_same_experts() -> None:
@@ -679,7 +679,7 @@ def test_a_calibration_of_held_out_devices_is_forgotten(monkeypatch: pytest.Monk
     monkeypatch.setattr("foretrain.costs.fitting.fit_costs", lambda _operators: shipped)
     monkeypatch.setattr("foretrain.costs.fitting.dispatch_costs", lambda _operators: {})
     monkeypatch.setattr(
-        "foretrain.predictors.deletepop.predictor.load_measured", lambda path, device: made_up(count=20)
+        "foretrain.predictors.deletepop.datasets.load_measured", lambda path, device: made_up(count=20)
     )
     forgetful = fitted.without(devices=frozenset({"h100-sxm-80gb"}))
     assert forgetful.calibrations_ == {}

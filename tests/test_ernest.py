@@ -18,7 +18,7 @@ from foretrain.job import Job, Run
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ernest import TERMS, ErnestPredictor, law, terms
-from foretrain.predictors.seen import LeftOut, Numbers, Reach
+from foretrain.predictors.seen import LeftOutAlong, Numbers, Reach
 from workloads import job, law_s, runs
 
 
@@ -140,9 +140,9 @@ def over_nodes(bandwidth: str, workers: int = 4) -> Job:
 @pytest.mark.parametrize("name", ["ernest", "cherrypick"])
 def test_links_that_no_run_goes_over_are_refused(name: str) -> None:
     on_one_node = runs((1.0, 0.1, 0.1, 0.1))
-    told = r"^cluster.inter_node: 'ethernet 1.25e\+06 B/s'; "
+    link = r"^cluster.inter_node: 'ethernet 1.25e\+06 B/s'; "
     with pytest.raises(
-        UnsupportedJob, match=rf"{told}no run of this model goes over it, and {name} cannot tell$"
+        UnsupportedJob, match=rf"{link}no run of this model goes over it, and {name} cannot tell$"
     ):
         predictors.get(name).fit(on_one_node).predict(over_nodes("10 Mb/s"))
     slow, fast = ([over_nodes(rate, workers) for workers in (2, 4, 8)] for rate in ("1 Gb/s", "10 Gb/s"))
@@ -152,7 +152,7 @@ def test_links_that_no_run_goes_over_are_refused(name: str) -> None:
     )
     assert learned.predict(slow[1])["step_time_s"].median == pytest.approx(10.0, rel=0.2)
     assert learned.predict(fast[1])["step_time_s"].median == pytest.approx(1.0, rel=0.2)
-    with pytest.raises(UnsupportedJob, match=f"{told}the runs of this model have 'ethernet 1.25e"):
+    with pytest.raises(UnsupportedJob, match=f"{link}the runs of this model have 'ethernet 1.25e"):
         learned.predict(over_nodes("10 Mb/s"))
 
 
@@ -195,7 +195,7 @@ def test_growth_is_such_that_four_in_five_left_out_runs_are_held() -> None:
     lengths = [one.beyond["workers"] for one in away]
     grown = [miss * (0.5 + length) for miss, length in zip(misses, lengths, strict=True)]
     reach = Reach.of(
-        [LeftOut.of("workers", one, miss, spread) for one, miss in zip(away, grown, strict=True)]
+        [LeftOutAlong.of("workers", one, miss, spread) for one, miss in zip(away, grown, strict=True)]
     )
     factors = [reach.grown(spread, one, numbers) for one in away]
     held = [math.log(one.low) <= miss <= math.log(one.high) for one, miss in zip(factors, grown, strict=True)]

@@ -67,10 +67,10 @@ def test_of_many_devices_only_the_shares_of_the_forecast_speak(
 def test_memory_is_off_by_tensors_by_what_is_cached_or_by_fixed_parts(
     causes: Any, peaks: tuple[float, float], reserved: tuple[float, float], kind: str
 ) -> None:
-    told, true = (
+    predicted, true = (
         {"peak_memory_bytes": peak * 2**30, "reserved_memory_bytes": whole * 2**30}
         for peak, whole in zip(peaks, reserved, strict=True)
     )
     sizes = {"weights": 1.0 * 2**30, "activations": 9.0 * 2**30}
-    case = causes.Case(measured=true, predicted=told, memory_bytes=sizes)
+    case = causes.Case(measured=true, predicted=predicted, memory_bytes=sizes)
     assert causes.memory_cause(case, "reserved_memory_bytes").kind == kind

@@ -28,7 +28,7 @@ from foretrain.predictors.evidence import (
     shipped,
     with_evidence,
 )
-from foretrain.predictors.side_by_side import Entry, SideBySide
+from foretrain.predictors.side_by_side import PredictorAnswer, SideBySide
 
 LIKE = {
     "weights": {**dict.fromkeys(FIELDS, 0.1), **dict.fromkeys(SIZES, 0.05)},
@@ -208,10 +208,10 @@ def test_evidence_does_not_outlive_the_fit_that_it_is_of(tmp_path: Path) -> None
 # Side by side
 
 
-def entry(name: str, median: float, evidence: Evidence | None) -> Entry:
+def entry(name: str, median: float, evidence: Evidence | None) -> PredictorAnswer:
     time = Estimate(median, 0.9 * median, 1.1 * median)
     forecast = Forecast(job=job(), predictor=name, quantities={"step_time_s": time}, evidence=evidence)
-    return Entry(predictor=name, forecast=forecast)
+    return PredictorAnswer(predictor=name, forecast=forecast)
 
 
 def test_predictors_that_know_a_job_and_disagree_are_told() -> None:

@@ -25,7 +25,7 @@ from foretrain.web import details
 from foretrain.web.packing import Packer, shortened
 from foretrain.web.page import SCRIPTS, page, static
 from foretrain.web.records import record
-from foretrain.web.table import Table, fill, forecast_table
+from foretrain.web.table import ForecastTable, fill, forecast_table
 from foretrain.web.views import around, of_jobs, plan_key, plan_label
 
 pytestmark = pytest.mark.usefixtures("shared_cache")  # models are traced once for all of these tests
@@ -37,10 +37,12 @@ def forecast(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Fo
 
 
 @pytest.fixture(scope="module")
-def table(forecast: Forecast) -> Table:
+def table(forecast: Forecast) -> ForecastTable:
     """All changes of one thing, however long they take."""
     choices = around(forecast.job, Catalog.load())
-    made = Table(choices=replace(choices, batches=(16, 64, 256), precisions=("fp32",)), predictor="deletepop")
+    made = ForecastTable(
+        choices=replace(choices, batches=(16, 64, 256), precisions=("fp32",)), predictor="deletepop"
+    )
     made.add(choices.start, forecast, predictor(), fine=True)
     fill(made, predictor(), 1e9, clock=_Ticks(limit=60))
     return made
@@ -144,7 +146,7 @@ def test_jobs_of_a_search_are_the_choices() -> None:
 # The table
 
 
-def test_what_the_table_has_is_what_the_predictor_says(table: Table) -> None:
+def test_what_the_table_has_is_what_the_predictor_says(table: ForecastTable) -> None:
     document = json.loads(json.dumps(table.to_dict(), allow_nan=False))
     views = [view for view in table.choices.views() if table.has(view)][:12]
     known = 0
@@ -236,7 +238,7 @@ def test_a_model_that_would_be_traced_for_too_long_is_left_out(tmp_path: Path) -
     choices = replace(
         choices, batches=(64,), devices=choices.devices[:1], counts=(1,), plans={"data-parallel": job.plan}
     )
-    made, slow = Table(choices=choices, predictor="roofline"), _Slow()
+    made, slow = ForecastTable(choices=choices, predictor="roofline"), _Slow()
     made.add(choices.start, get("roofline").predict(job), None)
     fill(made, slow, 10.0, clock=slow.clock)
     assert made.points == 2
@@ -257,7 +259,7 @@ class _Slow(type(get("roofline"))):  # type: ignore[misc]
         return forecast
 
 
-def test_the_job_itself_comes_with_the_files_that_launch_it(table: Table) -> None:
+def test_the_job_itself_comes_with_the_files_that_launch_it(table: ForecastTable) -> None:
     start, other = (unpacked(table.to_dict(), number) for number in (0, 1))
     assert "torchrun" in start["launch"]["launch.sh"]
     assert not any(name.endswith(".py") for name in start["launch"])
@@ -267,7 +269,7 @@ def test_the_job_itself_comes_with_the_files_that_launch_it(table: Table) -> Non
 # The file
 
 
-def test_the_page_is_one_file_that_loads_nothing(table: Table) -> None:
+def test_the_page_is_one_file_that_loads_nothing(table: ForecastTable) -> None:
     document = table.to_dict()
     document["title"] = "</script><script>alert(1)</script> <!-- \u2028"
     text = page("a <b> & c", document)

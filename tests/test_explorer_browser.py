@@ -18,7 +18,7 @@ from foretrain.catalog import Catalog
 from foretrain.job import Job
 from foretrain.units import format_seconds
 from foretrain.web.page import page, write_page
-from foretrain.web.table import Table
+from foretrain.web.table import ForecastTable
 from foretrain.web.views import View, around
 
 MOST_MS = 50.0
@@ -32,10 +32,10 @@ SERIES = (
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Table:
+def table(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> ForecastTable:
     forecast = small_forecast(tmp_path_factory.mktemp("browsed"))
     choices = around(forecast.job, Catalog.load())
-    made = Table(choices=choices, predictor="deletepop")
+    made = ForecastTable(choices=choices, predictor="deletepop")
     made.add(choices.start, forecast, predictor(), fine=True)
     for device, count, plan in SERIES:
         for batch in BATCHES:
@@ -51,7 +51,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Table
 
 
 @pytest.fixture(scope="module")
-def path(table: Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(table: ForecastTable, tmp_path_factory: pytest.TempPathFactory) -> Path:
     written = tmp_path_factory.mktemp("page") / "page.html"
     write_page("tiny", table.to_dict(), written)
     return written
@@ -89,7 +89,7 @@ def fragment(browser: Browser) -> dict[str, str]:
     return dict(pair.split("=") for pair in address.split("&"))
 
 
-def test_a_page_opens_with_the_job_itself(opened: Browser, table: Table) -> None:
+def test_a_page_opens_with_the_job_itself(opened: Browser, table: ForecastTable) -> None:
     forecast = predictor().predict(table.choices.job)
     shown = cards(opened)
     assert shown["Training time"] == format_seconds(forecast["total_time_s"].median)
@@ -119,7 +119,7 @@ def test_a_slider_changes_time_and_memory_at_once(opened: Browser) -> None:
     drawn(opened)
 
 
-def test_between_batches_figures_are_interpolated_and_say_so(opened: Browser, table: Table) -> None:
+def test_between_batches_figures_are_interpolated_and_say_so(opened: Browser, table: ForecastTable) -> None:
     opened.run(
         "var n = document.querySelector('#batch'); n.value = 128; n.dispatchEvent(new Event('change'))"
     )
@@ -225,7 +225,7 @@ def test_the_timeline_zooms_by_buttons_keys_and_wheel(opened: Browser) -> None:
     assert shown() == seen[0]
 
 
-def test_the_launch_configuration_is_the_job_that_is_shown(opened: Browser, table: Table) -> None:
+def test_the_launch_configuration_is_the_job_that_is_shown(opened: Browser, table: ForecastTable) -> None:
     assert 'exec torchrun "${PROCESSES[@]}" train.py' in opened.run(
         "return document.querySelector('textarea.launch').value"
     )
@@ -305,7 +305,7 @@ def test_the_theme_is_chosen_by_hand_too(opened: Browser) -> None:
     assert opened.run(back) == first
 
 
-def test_names_that_look_like_html_are_text(browser: Browser, table: Table, tmp_path: Path) -> None:
+def test_names_that_look_like_html_are_text(browser: Browser, table: ForecastTable, tmp_path: Path) -> None:
     document = json.loads(json.dumps(table.to_dict()))
     document["model_label"] = "<img src=x onerror=document.title='gotcha'>"
     (tmp_path / "page.html").write_text(page("page", document))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from commands import fails, run
+from commands import fails, run, tiny_job
 from foretrain import predictors
 from foretrain.cli.scale_out import with_address
 from foretrain.errors import InputError, UnsupportedJob
@@ -79,11 +79,11 @@ def fall_once(folder: Path, number: int) -> int:
     return number
 
 
-def stay_on_the_victim(told: tuple[str, Path], number: int) -> int:
+def stay_on_the_victim(shared: tuple[str, Path], number: int) -> int:
     """The victim holds on to what it gets until it is killed; the others wait until it has got something."""
     import ray
 
-    victim, folder = told
+    victim, folder = shared
     if ray.get_runtime_context().get_node_id() == victim:
         (folder / "reached").touch()
         time.sleep(600)
@@ -245,21 +245,12 @@ def jobs(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.py").write_text(MODEL)
     records = [
-        job(cluster={"device": device})
+        tiny_job(cluster={"device": device})
         for device in ("a100", "t4", "h100", "v100", "h101", "l4", "a10g", "rtx-4090")
     ]
-    records.insert(3, job(model={"source": "python", "name": "gone.py:net"}))
+    records.insert(3, tiny_job(model={"source": "python", "name": "gone.py:net"}))
     write_lines(tmp_path / "jobs.jsonl", records)
     return tmp_path / "jobs.jsonl"
-
-
-def job(**sections: Any) -> dict[str, Any]:
-    base: dict[str, Any] = {
-        "model": {"source": "python", "name": "tiny.py:net"},
-        "training": {"global_batch": 8, "image": 8},
-        "cluster": {"device": "a100"},
-    }
-    return {**base, **sections}
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
@@ -285,7 +276,7 @@ def test_evaluate_gives_the_same_figures(way: str, ways: Ways, jobs: Path) -> No
     """With what comes with foretrain, and with a file that only this process has read, learned anew for each
     fold."""
     Path("mine.py").write_text(PLUGIN)
-    batches = [job(training={"global_batch": 2**i, "image": 8}) for i in range(6)]
+    batches = [tiny_job(training={"global_batch": 2**i, "image": 8}) for i in range(6)]
     write_lines(
         jobs, [{"job": one, "measured": {"step_time_s": 0.1 + 0.1 * i}} for i, one in enumerate(batches)]
     )

@@ -212,7 +212,7 @@ def test_every_change_is_a_job_that_can_be_read_again(change: Callable[..., Any]
     first = predictor.predict(squeezed(predictor.predict(job({"node": "dgx-h100"}, precision="fp32")), 0.5))
     search = fitting_changes._Search(first, predictor)
     search.may_fit = lambda **_: True  # type: ignore[method-assign]
-    start = fitting_changes.Change(job=first.job, words="", fields={})
+    start = fitting_changes.JobChange(job=first.job, words="", fields={})
     for one in list(change(search, start)):
         assert one.words
         assert one.fields

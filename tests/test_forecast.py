@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import steps
-from foretrain.duration import Duration, Part, duration
+from foretrain.duration import Duration, DurationPart, duration
 from foretrain.errors import ForetrainError, InputError
 from foretrain.estimate import CERTAIN, Factors
 from foretrain.forecast import Estimate, Forecast, RankMemory, whole_training
@@ -347,7 +347,7 @@ def test_a_forecast_is_plain_json() -> None:
         quantities={"total_time_s": Estimate(3600, 1800, 5400), **quantities},
         duration=Duration(
             time_s=Estimate(3600, 1800, 5400),
-            parts=(Part(name="steps", time_s=Estimate(3600, 1800, 5400), source="1,800 steps"),),
+            parts=(DurationPart(name="steps", time_s=Estimate(3600, 1800, 5400), source="1,800 steps"),),
         ),
         bound="the host",
         assumptions=("one",),

@@ -21,7 +21,7 @@ from foretrain.costs.host import DispatchHost
 from foretrain.costs.kernels import kernel_count
 from foretrain.graph import Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.graph.fusion import COMPILED, Fusion, fuse
-from foretrain.graph.inductor import Space, column_stages, row_stages
+from foretrain.graph.inductor import LoopSpace, column_stages, row_stages
 from foretrain.graph.layouts import prefers_channels_last
 from foretrain.graph.lowering import AUTOGRAD
 from foretrain.graph.runs import FUSED, GENERATED
@@ -168,20 +168,24 @@ def test_large_products_of_odd_sizes_are_filled_up() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "joint"),
     [
-        (Space(100), Space(100), Space(100)),
-        (Space(100), Space(50), None),
-        (Space(100), Space(100, 10, "row"), Space(100, 10, "row")),
-        (Space(100, 10, "row"), Space(100), Space(100, 10, "row")),
-        (Space(100, 10, "column"), Space(100), None),
-        (Space(100, 10, "column"), Space(10), Space(100, 10, "column")),
-        (Space(100, 10, "row"), Space(100, 20, "row"), None),
-        (Space(100, 10, "row"), Space(100, 10, "column"), None),
-        (Space(2**23, 2**13, "row"), Space(2**23, 2**10, "column", 2, 2), Space(2**23, 2**13, "row", 1, 2)),
-        (Space(2**22, 2**12, "row"), Space(2**22, 2**10, "column", 2, 2), None),
+        (LoopSpace(100), LoopSpace(100), LoopSpace(100)),
+        (LoopSpace(100), LoopSpace(50), None),
+        (LoopSpace(100), LoopSpace(100, 10, "row"), LoopSpace(100, 10, "row")),
+        (LoopSpace(100, 10, "row"), LoopSpace(100), LoopSpace(100, 10, "row")),
+        (LoopSpace(100, 10, "column"), LoopSpace(100), None),
+        (LoopSpace(100, 10, "column"), LoopSpace(10), LoopSpace(100, 10, "column")),
+        (LoopSpace(100, 10, "row"), LoopSpace(100, 20, "row"), None),
+        (LoopSpace(100, 10, "row"), LoopSpace(100, 10, "column"), None),
+        (
+            LoopSpace(2**23, 2**13, "row"),
+            LoopSpace(2**23, 2**10, "column", 2, 2),
+            LoopSpace(2**23, 2**13, "row", 1, 2),
+        ),
+        (LoopSpace(2**22, 2**12, "row"), LoopSpace(2**22, 2**10, "column", 2, 2), None),
     ],
 )
 def test_loops_share_a_kernel_where_their_sizes_agree(
-    first: Space, second: Space, joint: Space | None
+    first: LoopSpace, second: LoopSpace, joint: LoopSpace | None
 ) -> None:
     assert first.with_(second) == joint
 

@@ -23,8 +23,9 @@ from foretrain.predictors.roofline import RooflinePredictor
 from foretrain.step.assembly import logged
 from foretrain.step.dealing import deal, fill, virtual_stages
 from foretrain.step.frameworks import Profile, attention_factor, profile
-from foretrain.step.partition import Teams, blocks, stages
+from foretrain.step.partition import blocks, stages
 from foretrain.step.play import play
+from foretrain.step.teams import Teams
 from foretrain.step.tuning import Tuning
 from foretrain.workload import Framework
 

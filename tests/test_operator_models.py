@@ -248,25 +248,18 @@ def test_every_family_gives_the_figures_that_it_names(family: str, device: Devic
             spec(2, 2, 0, 64, dtype="bfloat16"),
             spec(2, 2, 0, 64, dtype="bfloat16"),
         ),
-        call(
-            "convolution",
-            spec(2, 4, 50),
-            spec(8, 4, 3),
-            outputs=(spec(2, 8, 48),),
-            stride=[1],
-            padding=[0],
-            dilation=[1],
-            groups=1,
-        ),
-        call(
-            "convolution",
-            spec(0, 4, 50),
-            spec(8, 4, 3),
-            outputs=(spec(0, 8, 48),),
-            stride=[1],
-            padding=[0],
-            dilation=[1],
-            groups=1,
+        *(
+            call(
+                "convolution",
+                spec(samples, 4, 50),
+                spec(8, 4, 3),
+                outputs=(spec(samples, 8, 48),),
+                stride=[1],
+                padding=[0],
+                dilation=[1],
+                groups=1,
+            )
+            for samples in (2, 0)
         ),
         call(
             "convolution",
@@ -303,7 +296,7 @@ def test_any_product_is_described(m: int, k: int, n: int, dtype: str, device: De
 def test_any_convolution_is_described(
     n: int, c: int, k: int, side: int, window: int, depthwise: bool, backward: bool, device: Device
 ) -> None:
-    some = convolution(
+    operator = convolution(
         n,
         c,
         c if depthwise else k,
@@ -313,7 +306,7 @@ def test_any_convolution_is_described(
         stride=1 + n % 2,
         backward=backward,
     )
-    check(describe(some, device, "amp-bf16"))
+    check(describe(operator, device, "amp-bf16"))
 
 
 @given(
@@ -561,13 +554,13 @@ def test_kernels_of_other_sizes_follow_what_decides_their_number(tmp_path: Path)
 
 
 def test_tf32_products_are_looked_up_apart() -> None:
-    some = product(2048, 2048, 2048)
-    costs = fit_costs([measured(some, 2.0), measured(some, 3.0, precision="tf32")])
+    operator = product(2048, 2048, 2048)
+    costs = fit_costs([measured(operator, 2.0), measured(operator, 3.0, precision="tf32")])
     plain, rounded = (
-        float(costs.device_time_s([some], H200, precision)[0]) for precision in ("fp32", "tf32")
+        float(costs.device_time_s([operator], H200, precision)[0]) for precision in ("fp32", "tf32")
     )
-    assert plain == pytest.approx(measured(some, 2.0).device_s)
-    assert rounded == pytest.approx(measured(some, 3.0, precision="tf32").device_s)
+    assert plain == pytest.approx(measured(operator, 2.0).device_s)
+    assert rounded == pytest.approx(measured(operator, 3.0, precision="tf32").device_s)
 
 
 @pytest.mark.parametrize(
@@ -623,23 +616,23 @@ def test_what_launches_nothing_takes_no_time(learned: LearnedCosts) -> None:
 
 
 def test_a_cpu_is_slower_than_its_roofline(learned: LearnedCosts) -> None:
-    some = [product(512, 512, 512), call("relu", X), call("view", X, launches=False)]
+    calls = [product(512, 512, 512), call("relu", X), call("view", X, launches=False)]
     times, bound = (
-        learned.device_time_s(some, CPU, "fp32"),
-        Roofline(kernel_floor_s=0.0).device_time_s(some, CPU, "fp32"),
+        learned.device_time_s(calls, CPU, "fp32"),
+        Roofline(kernel_floor_s=0.0).device_time_s(calls, CPU, "fp32"),
     )
     assert (times[:2] > bound[:2]).all()
     assert times[2] == 0.0
     more = dataclasses.replace(CPU, cores=4)
-    assert (learned.device_time_s(some, more, "fp32")[:2] < times[:2]).all()
+    assert (learned.device_time_s(calls, more, "fp32")[:2] < times[:2]).all()
 
 
 def test_calibration_scales_a_group_of_one_device(learned: LearnedCosts) -> None:
-    some, relu = product(3000, 3000, 3000), call("relu", spec(3000, 3001))
+    large, relu = product(3000, 3000, 3000), call("relu", spec(3000, 3001))
     scaled = learned.scaled(H200.name, {"products": 1.5}).scaled(H200.name, {"products": 2.0, "traffic": 0.5})
-    assert one(scaled, some) == pytest.approx(3 * one(learned, some))
+    assert one(scaled, large) == pytest.approx(3 * one(learned, large))
     assert one(scaled, relu) == pytest.approx(0.5 * one(learned, relu))
-    assert one(scaled, some, H100) == one(learned, some, H100)
+    assert one(scaled, large, H100) == one(learned, large, H100)
 
 
 def test_a_device_with_many_operators_has_models_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

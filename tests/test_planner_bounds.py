@@ -12,7 +12,7 @@ from foretrain.planner.rating import rate_cut
 from foretrain.planner.space import Space
 from foretrain.predictors import get
 from foretrain.predictors.whitebox import RatingPredictor
-from foretrain.step.play import quick_memory
+from foretrain.step.stage_memory import quick_memory
 from planning import MIXTRAL, space
 
 EVERY, CUTS = 5, 4

@@ -21,7 +21,7 @@ from foretrain.planner.planning import Effort, prepared, space_on
 from foretrain.planner.space import Space
 from foretrain.predictors import get
 from foretrain.predictors.whitebox import RatingPredictor
-from foretrain.step.play import stage_memory
+from foretrain.step.stage_memory import stage_memory
 from planning import LLAMA, mixed, planned
 
 FAST, SLOW = ("h100-sxm-80gb", 4, 1), ("l4", 2, 2)

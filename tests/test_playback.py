@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from foretrain.plan import Plan
 from foretrain.step import pipeline
-from foretrain.step.pipeline import TAIL, Played, StageWork, play_pipeline
+from foretrain.step.pipeline import TAIL, PlayedPipeline, StageWork, play_pipeline
 from foretrain.step.playback import StepTime, Work, play_rank, shares
 from foretrain.step.schedules import in_flight, order, place
 from foretrain.step.spans import Span, span, total
@@ -81,7 +81,7 @@ SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 1, "zbv": 2
 """Chunks of a rank in the tests of each schedule."""
 
 
-def _played(name: str, stages: int, micro_batches: int, times: tuple[float, float, float]) -> Played:
+def _played(name: str, stages: int, micro_batches: int, times: tuple[float, float, float]) -> PlayedPipeline:
     """Equal stages with these seconds of a micro-batch for forward, gradients of inputs and of weights; in
     DualPipe each half of the micro-batches goes through all of it."""
     chunks = SCHEDULES[name]

@@ -30,7 +30,7 @@ from foretrain.predictors.predictddl.features import (
 )
 from foretrain.predictors.predictddl.predictor import (
     OTHERS,
-    Embedder,
+    GraphEmbedder,
     PredictDDLPredictor,
     embedding_module,
 )
@@ -108,7 +108,9 @@ def time_s(one: Job) -> float:
 
 @pytest.fixture(scope="module")
 def fitted(runs: list[Run]) -> PredictDDLPredictor:
-    return PredictDDLPredictor(embedding=Embedder(embedding_module().untrained()), candidates=FEW).fit(runs)
+    return PredictDDLPredictor(embedding=GraphEmbedder(embedding_module().untrained()), candidates=FEW).fit(
+        runs
+    )
 
 
 def width(forecast: Forecast) -> float:
@@ -272,7 +274,7 @@ def test_repeats_of_a_step_are_left_out_together_where_all_are_of_one_architectu
 
 def test_it_passes_the_conformance_checks(folder: Path) -> None:
     check_predictor(
-        PredictDDLPredictor(embedding=Embedder(embedding_module().untrained()), candidates=FEW),
+        PredictDDLPredictor(embedding=GraphEmbedder(embedding_module().untrained()), candidates=FEW),
         job(folder, samples=100, epochs=2),
     )
     check_predictor(predictors.get("predictddl"), job(folder, "d"))
@@ -281,7 +283,7 @@ def test_it_passes_the_conformance_checks(folder: Path) -> None:
 @pytest.mark.parametrize("form", ["ratio", "paper"])
 def test_an_architecture_that_was_not_seen_is_forecast(form: Any, runs: list[Run], folder: Path) -> None:
     predictor = PredictDDLPredictor(
-        form=form, embedding=Embedder(embedding_module().untrained()), candidates=FEW
+        form=form, embedding=GraphEmbedder(embedding_module().untrained()), candidates=FEW
     ).fit(runs)
     asked = job(folder, "net", workers=4, width=20, depth=2)
     assert predictor.predict(asked)["step_time_s"].median == pytest.approx(

@@ -20,7 +20,7 @@ from foretrain.job import Job, Run
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.ray_models import RayModelsPredictor
 from foretrain.predictors.ray_models import search as searching
-from foretrain.predictors.ray_models.columns import Array, Encoding, Table
+from foretrain.predictors.ray_models.columns import Array, Encoding, ScaleTable
 from foretrain.predictors.ray_models.law import Law, Sum
 from foretrain.predictors.ray_models.predictor import data_of
 from foretrain.predictors.ray_models.scaling import ScaleModel, check, ernest_times_s
@@ -41,7 +41,7 @@ def learned() -> RayModelsPredictor:
     return blind(Budget()).fit(grid())
 
 
-def table_of(runs: list[Run]) -> tuple[Table, Array]:
+def table_of(runs: list[Run]) -> tuple[ScaleTable, Array]:
     _, tables = blind().tables(runs)
     return tables["step"]
 
@@ -234,13 +234,13 @@ def test_a_training_has_one_start(totals: RayModelsPredictor, asked: dict[str, A
     one = job(2, 8, **asked)
     steps, epoch_steps = one.workload.training.total_steps, one.workload.training.steps_per_epoch
     assert steps
-    told = totals.predict(one)
-    assert told["total_time_s"].median == pytest.approx(START_S + step_s(one) * steps, rel=0.02)
-    assert told.duration is not None
-    parts = {part.name: part.time_s.median for part in told.duration.parts}
-    assert parts["start-up"] + parts["steps"] == pytest.approx(told["total_time_s"].median)
+    forecast = totals.predict(one)
+    assert forecast["total_time_s"].median == pytest.approx(START_S + step_s(one) * steps, rel=0.02)
+    assert forecast.duration is not None
+    parts = {part.name: part.time_s.median for part in forecast.duration.parts}
+    assert parts["start-up"] + parts["steps"] == pytest.approx(forecast["total_time_s"].median)
     if epoch_steps:
-        assert told["epoch_time_s"].median == pytest.approx(parts["steps"] * epoch_steps / steps)
+        assert forecast["epoch_time_s"].median == pytest.approx(parts["steps"] * epoch_steps / steps)
 
 
 def test_trainings_of_one_length_have_one_start_too() -> None:
@@ -373,10 +373,10 @@ def test_a_rate_between_those_of_the_runs_is_told_from_them() -> None:
         [run(one, step_time_s=linked_s(one)) for one in jobs]
     )
     asked = over_link(3, 2)
-    told = fitted.predict(asked)["step_time_s"].median
-    assert told == pytest.approx(linked_s(asked), rel=0.1)
+    median_s = fitted.predict(asked)["step_time_s"].median
+    assert median_s == pytest.approx(linked_s(asked), rel=0.1)
     slower = fitted.predict(over_link(3, 0.25))
-    assert slower["step_time_s"].median > told
+    assert slower["step_time_s"].median > median_s
     note = "beyond the runs in the rate between nodes: 250 Mb/s, they have 500 Mb/s to 10 Gb/s"
     assert note in slower.assumptions
     assert not any("rate between" in one for one in fitted.predict(asked).assumptions)
@@ -458,11 +458,11 @@ def test_a_recipe_is_never_chosen_by_the_runs_that_it_is_scored_on() -> None:
     """Times of the runs that are left out do not change what is said of them."""
     table, times_s = table_of(grid())
     train, test = np.arange(8), np.arange(8, 12)
-    told = ScaleModel.fit(table.take(train), times_s[train], LEAST).log_times(table.take(test))
+    log_times = ScaleModel.fit(table.take(train), times_s[train], LEAST).log_times(table.take(test))
     changed = times_s.copy()
     changed[test] *= 100
     again = ScaleModel.fit(table.take(train), changed[train], LEAST).log_times(table.take(test))
-    assert (told == again).all()
+    assert (log_times == again).all()
 
 
 def test_checks_say_both_how_well_it_interpolates_and_extrapolates() -> None:

@@ -183,14 +183,14 @@ def test_what_makes_a_job_fit_is_told_with_its_cost_on_every_screen(forecast: Fo
         remedy("micro_batch 4", capacity_bytes=capacity),
         remedy("device b200", slower=-0.75, price_per_hour=4.99),
     )
-    told = replace(forecast, remedies=remedies)
-    shown = " ".join(text(summary(told)).split())
+    remedied = replace(forecast, remedies=remedies)
+    shown = " ".join(text(summary(remedied)).split())
     changes = "micro_batch 4 (1 GiB, +3% time) device b200 (1 GiB of 2 GiB, 4x as fast, $4.99/h)"
     assert f"would fit with {changes} one epoch" in shown
-    page = told._repr_html_()
-    assert [one["change"] for one in record(told)["fits_with"]] == ["micro_batch 4", "device b200"]
+    page = remedied._repr_html_()
+    assert [one["change"] for one in record(remedied)["fits_with"]] == ["micro_batch 4", "device b200"]
     assert all(words in page for words in ("would fit with", "micro_batch 4", "1 GiB of 2 GiB, 4x as fast"))
-    assert [one["change"] for one in json.loads(to_json(told))["fits_with"]] == [
+    assert [one["change"] for one in json.loads(to_json(remedied))["fits_with"]] == [
         "micro_batch 4",
         "device b200",
     ]

@@ -54,14 +54,14 @@ def test_the_residuals_of_predictors_stand_beside_exact_estimates(tmp_path: Path
     done = run("--policy", "fifo,sjf", "--residuals", str(path))
     assert done.exit_code == 0, done.output
     assert "poor (263% off)" in done.output
-    told = [line for line in done.output.splitlines() if "MAPE" in line]
-    assert len(told) == 1, "fifo does not look at estimates"
+    lines = [line for line in done.output.splitlines() if "MAPE" in line]
+    assert len(lines) == 1, "fifo does not look at estimates"
     document = json.loads(run("--policy", "fifo,sjf", "--residuals", str(path), "--json").stdout)
     cost = {(each["policy"], each["estimates"]): each["cost_of_errors"] for each in document["means"]}
     assert cost["fifo", "poor (263% off)"] == cost["sjf", "exact"] == 0
     verb = "costs you" if cost["sjf", "poor (263% off)"] > 0 else "gains you"
     assert (
-        told[0].strip()
+        lines[0].strip()
         == f"sjf: 263% MAPE (poor) {verb} {abs(cost['sjf', 'poor (263% off)']):.1%} of average JCT"
     )
 
@@ -105,7 +105,7 @@ def test_logs_traces_and_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--policy", "fiffo"], "policy: 'fiffo' is not a class as file.py:Class or one of"),
         (["--policy", "max_min_fairnes"], "did you mean max_min_fairness"),
@@ -149,10 +149,10 @@ def test_logs_traces_and_the_page(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_errors_are_one_line(arguments: list[str], told: str) -> None:
+def test_errors_are_one_line(arguments: list[str], message: str) -> None:
     done = run(*arguments)
     assert done.exit_code == 2
-    assert told in done.output
+    assert message in done.output
     assert len(done.output.strip().splitlines()) == 1
 
 
@@ -263,7 +263,7 @@ def test_when_a_job_would_start_and_what_more_gpus_change() -> None:
     assert bought["gpus"] == 4
     assert bought["changes"][0]["average_jct_s"]["after"] < bought["changes"][0]["average_jct_s"]["before"]
     assert "4 GPUs more" in run("--policy", "fifo", "--buy", "4xv100").output
-    for arguments, told in (
+    for arguments, message in (
         (("--when", "nobody"), "'nobody' is not one of"),
         (("--when", "gpus=4"), "needs a time"),
         (("--when", "gpus=x,time=1h"), "gpus"),
@@ -273,7 +273,7 @@ def test_when_a_job_would_start_and_what_more_gpus_change() -> None:
     ):
         refused = run("--policy", "fifo", *arguments)
         assert refused.exit_code != 0
-        assert told in refused.output, refused.output
+        assert message in refused.output, refused.output
 
 
 def test_when_has_a_row_for_each_kind_of_errors(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_the_operators_options_are_read_and_mistakes_told(tmp_path: Path) -> Non
     ):
         done = run(*arguments)
         assert done.exit_code == 0, done.output
-    for wrong, told in (
+    for wrong, message in (
         (("--pairs", "mps"), "--uses"),
         (("--pairs", "nothing"), "turns"),
         (("--spot", "nodes=1"), "has no mean"),
@@ -346,7 +346,7 @@ def test_the_operators_options_are_read_and_mistakes_told(tmp_path: Path) -> Non
     ):
         refused = run(*wrong)
         assert refused.exit_code != 0
-        assert told in refused.output, refused.output
+        assert message in refused.output, refused.output
     sliced = run("--policy", "fifo", "--cluster", "1x8xh100@3g.40gb+4g.40gb,1x8xh100", "--json")
     assert sliced.exit_code == 0, sliced.output
 

@@ -172,7 +172,7 @@ JobID|User|Account|Submit|Start|End|State|Timelimit|ElapsedRaw|AllocTRES|ReqTRES
 
 
 @pytest.mark.parametrize(
-    ("format", "text", "told"),
+    ("format", "text", "message"),
     [
         ("sacct", "a,b\n1,2\n", "not the text of sacct --parsable2 with JobID, Submit, State (has no JobID)"),
         ("tiresias", "duration,num_gpu\n1,2\n", "has no column job_id, which the format tiresias needs"),
@@ -185,13 +185,13 @@ JobID|User|Account|Submit|Start|End|State|Timelimit|ElapsedRaw|AllocTRES|ReqTRES
     ],
 )
 def test_a_file_of_another_format_than_named_is_one_line(
-    tmp_path: Path, format: str, text: str, told: str
+    tmp_path: Path, format: str, text: str, message: str
 ) -> None:
     path = tmp_path / "log"
     path.write_text(text)
     with pytest.raises(InputError) as refused:
         read_trace(path, format)
-    assert str(refused.value).startswith(f"{path}: {told}")
+    assert str(refused.value).startswith(f"{path}: {message}")
 
 
 def test_a_broken_gzip_file_is_one_line(tmp_path: Path) -> None:

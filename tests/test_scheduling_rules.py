@@ -126,7 +126,7 @@ def test_a_reservation_falls_on_nodes_of_everybody_unless_it_names_a_partition()
 
 
 @pytest.mark.parametrize(
-    ("reservation", "told"),
+    ("reservation", "message"),
     [
         (kept(0.0, 1.0, device="nosuch"), "reservation.device: 'nosuch' is not one of .* p100, v100"),
         (kept(0.0, 1.0, partition="a"), "reservation.partition: 'a' is not one of .* gpu"),
@@ -134,11 +134,13 @@ def test_a_reservation_falls_on_nodes_of_everybody_unless_it_names_a_partition()
         (kept(0.0, 1.0, 9, device="v100"), "reservation.gpus: 9 is not at most the cluster's 8 GPUs of v100"),
     ],
 )
-def test_reservations_that_the_cluster_cannot_keep_are_refused(reservation: Reservation, told: str) -> None:
+def test_reservations_that_the_cluster_cannot_keep_are_refused(
+    reservation: Reservation, message: str
+) -> None:
     rules, cluster = Rules(reservations=[reservation]), "gpu:1x8xv100,1x8xp100"
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         played([job("a")], rules, cluster=cluster)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         Scenario(
             policy="multifactor", machines=read_machines(cluster), settings=Settings(rules=rules)
         ).check()
@@ -345,7 +347,7 @@ def test_what_a_policy_says_it_honours_is_what_is_not_refused(policy: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[queue.res]\ngpus = -1", "rules.toml: queue.res.gpus: -1 is not a whole number of at least 0"),
         ("[queue.res]\ncohort = 3", "rules.toml: queue.res.cohort: 3 is not a text"),
@@ -377,10 +379,10 @@ def test_what_a_policy_says_it_honours_is_what_is_not_refused(policy: str) -> No
         ),
     ],
 )
-def test_rules_of_a_wrong_kind_are_told(tmp_path: Path, text: str, told: str) -> None:
+def test_rules_of_a_wrong_kind_are_told(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "rules.toml"
     path.write_text(text)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         read_rules(path)
 
 

@@ -15,7 +15,7 @@ def dealt_from_scratch(jobs: list[TraceJob], gpus: int) -> list[float]:
     Within a queue those that run stand before those that wait, but for one that has just come into it.
     """
     left = [float(job.duration_s or 0) for job in jobs]
-    got, level, end = [0.0] * len(jobs), [0] * len(jobs), [0.0] * len(jobs)
+    attained, level, end = [0.0] * len(jobs), [0] * len(jobs), [0.0] * len(jobs)
     queues: list[list[int]] = [[], [], []]
     coming = sorted(range(len(jobs)), key=lambda number: (jobs[number].arrival_s, number))
     running: list[int] = []
@@ -25,11 +25,11 @@ def dealt_from_scratch(jobs: list[TraceJob], gpus: int) -> list[float]:
         for number in running:
             moments.append(now + left[number])
             if level[number] < 2:
-                moments.append(now + (LIMITS[level[number]] - got[number]) / jobs[number].gpus)
+                moments.append(now + (LIMITS[level[number]] - attained[number]) / jobs[number].gpus)
         then = min(moments)
         for number in running:
             left[number] -= then - now
-            got[number] += (then - now) * jobs[number].gpus
+            attained[number] += (then - now) * jobs[number].gpus
         now = then
         for number in [number for number in running if left[number] < 1e-9]:
             running.remove(number)
@@ -38,7 +38,7 @@ def dealt_from_scratch(jobs: list[TraceJob], gpus: int) -> list[float]:
         while coming and jobs[coming[0]].arrival_s <= now:
             queues[0].append(coming.pop(0))
         for number in running:
-            if level[number] < 2 and got[number] >= LIMITS[level[number]] - 1e-9:
+            if level[number] < 2 and attained[number] >= LIMITS[level[number]] - 1e-9:
                 queues[level[number]].remove(number)
                 level[number] += 1
                 queues[level[number]].append(number)

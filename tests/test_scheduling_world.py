@@ -189,7 +189,7 @@ def test_rules_are_read_and_mistakes_are_told(tmp_path: Path) -> None:
     assert rules.queue("lab") == Queue(gpus=8, cohort="all", borrow=4, shares=2)
     assert rules.queue("none").gpus is None
     assert rules.reservations == (Reservation(start_s=3600.0, end_s=7200.0, gpus=4, group="lab"),)
-    for text, told in (
+    for text, message in (
         ("prempt = true", "preempt"),
         ("kill = 1", "true or false"),
         ("[queue.lab]\ngpu = 8", "gpus"),
@@ -203,7 +203,7 @@ def test_rules_are_read_and_mistakes_are_told(tmp_path: Path) -> None:
         ("= 3", "not TOML"),
     ):
         path.write_text(text)
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             read_rules(path)
 
 
@@ -364,15 +364,15 @@ def test_a_page_tells_the_queue_failures_settings_and_policies_against_each_othe
     assert "0% of jobs end sooner" in words
     killed = played([job("a", duration_s=50.0, limit_s=20.0)], "fifo", rules=Rules(kill=True))
     assert trouble(killed)["killed"].tolist() == [20.0]
-    told = settings_of(
+    shown = settings_of(
         Scenario(
             policy="fifo",
             machines=[Machine(device="v100", gpus=4, partition="gpu")] * 2,
             settings=Settings(restart_s=30.0, rules=Rules(kill=True)),
         )
     )
-    assert told["cluster"] == "gpu: 2 x 4 x v100"
-    assert (told["restart"], told["limits"]) == ("30 s", "end jobs")
+    assert shown["cluster"] == "gpu: 2 x 4 x v100"
+    assert (shown["restart"], shown["limits"]) == ("30 s", "end jobs")
     text = page([fifo, played(jobs, "sjf")], "two")
     assert all(f"<h2>{name}</h2>" in text for name in ("Jobs that wait", "Job by job", "GPUs under fifo"))
 
@@ -459,9 +459,9 @@ def test_the_settings_of_a_page_are_all_that_were_given() -> None:
         truth_of="p",
         spot=Spot(nodes=1, mean_s=3600.0, away_s=600.0, price=0.25),
     )  # fmt: skip
-    told = settings_of(scenario)
+    shown = settings_of(scenario)
     assert (
-        told
+        shown
         | {
             "nodes to a rack": "2",
             "slowdown per node": "0.5",
@@ -478,7 +478,7 @@ def test_the_settings_of_a_page_are_all_that_were_given() -> None:
             "spot nodes": "1, away after 1 h for 10 min, at 0.25 of the price",
             "queues": "lab",
         }
-        == told
+        == shown
     )
     assert set(settings_of(Scenario(policy="fifo", machines=read_machines("1x1xv100")))) == {
         "cluster", "placement", "speeds",

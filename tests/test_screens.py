@@ -203,15 +203,15 @@ def test_each_resource_is_defined_where_it_is_shown(name: str) -> None:
 @pytest.mark.parametrize("what", BREAKDOWNS)
 def test_a_breakdown_adds_up_to_the_time_of_the_device(name: str, what: Any) -> None:
     step = forecast(name).inside("breakdown")
-    told = json.loads(to_json(forecast(name), what))
-    whole = sum(told["breakdown_s"][what].values())
+    answer = json.loads(to_json(forecast(name), what))
+    whole = sum(answer["breakdown_s"][what].values())
     words = text(breakdown_table(forecast(name), what))
     title = words.splitlines()[0].partition(": ")[2]
     assert seconds(title.replace(",", "")) == pytest.approx(whole, rel=ROUNDED)
     if len(step.layout.stages) == 1:
-        assert whole == pytest.approx(told["quantities"]["device_busy_s"]["median"])
+        assert whole == pytest.approx(answer["quantities"]["device_busy_s"]["median"])
         assert percents(title)[0] == pytest.approx(
-            told["quantities"]["device_utilization"]["median"], abs=ROUNDED
+            answer["quantities"]["device_utilization"]["median"], abs=ROUNDED
         )
     else:
         assert f"the {len(step.layout.stages)} stages together" in title
@@ -228,45 +228,45 @@ def test_phases_are_not_shown_as_parts_of_the_step(name: str) -> None:
 
 @each_job
 def test_memory_has_one_verdict(name: str) -> None:
-    told = json.loads(to_json(forecast(name)))
+    answer = json.loads(to_json(forecast(name)))
     words = row(shown(name), "fits").removeprefix(", stage ").lstrip("0123456789 ")
     verdict, _, rest = words.partition(": ")
-    assert told["fits"] == (verdict in ("yes", "perhaps")) == (told["out_of_memory_chance"] <= 0.5)
-    assert (verdict == "yes") == (told["out_of_memory_chance"] <= 0.1)
-    fullest, capacity = forecast(name).fullest, told["memory_capacity_bytes"]
+    assert answer["fits"] == (verdict in ("yes", "perhaps")) == (answer["out_of_memory_chance"] <= 0.5)
+    assert (verdict == "yes") == (answer["out_of_memory_chance"] <= 0.1)
+    fullest, capacity = forecast(name).fullest, answer["memory_capacity_bytes"]
     assert fullest is not None
     assert percents(rest)[-1] == pytest.approx(fullest.median / capacity, rel=ROUNDED, abs=ROUNDED)
-    peaks = told["memory_by_stage_bytes"]
-    assert sum(told["memory_by_category_bytes"].values()) == pytest.approx(max(peaks), rel=1e-6)
+    peaks = answer["memory_by_stage_bytes"]
+    assert sum(answer["memory_by_category_bytes"].values()) == pytest.approx(max(peaks), rel=1e-6)
     assert (verdict == "no") == (name == "out of memory")
 
 
 @each_job
 def test_flops_and_their_share_of_the_peak_are_the_same_everywhere(name: str) -> None:
-    told, job = json.loads(to_json(forecast(name)))["flops"], forecast(name).job
+    flops, job = json.loads(to_json(forecast(name)))["flops"], forecast(name).job
     step_s, devices = forecast(name)["step_time_s"].median, job.cluster.world_size
-    done = told["flops_per_s_per_device"]["median"] * devices * step_s
-    assert done == pytest.approx(told["flops_per_step"])
+    done = flops["flops_per_s_per_device"]["median"] * devices * step_s
+    assert done == pytest.approx(flops["flops_per_step"])
     batch, sequence = job.workload.training.global_batch, job.workload.training.sequence
-    assert told["flops_per_sample"] * batch == pytest.approx(told["flops_per_step"])
-    assert 0 < told["trainable_parameters"] <= told["parameters"]
+    assert flops["flops_per_sample"] * batch == pytest.approx(flops["flops_per_step"])
+    assert 0 < flops["trainable_parameters"] <= flops["parameters"]
     page = record(forecast(name))
     if job.cluster.groups[0].device.is_cpu:
-        assert told["mfu"] is None
+        assert flops["mfu"] is None
         assert "MFU" not in shown(name)
     else:
-        peak = told["peak_flops_per_s_per_device"] * devices
-        assert told["mfu"]["median"] == pytest.approx(told["flops_per_step"] / step_s / peak)
-        assert 0 < told["mfu"]["median"] <= told["hfu"]["median"] < 1
+        peak = flops["peak_flops_per_s_per_device"] * devices
+        assert flops["mfu"]["median"] == pytest.approx(flops["flops_per_step"] / step_s / peak)
+        assert 0 < flops["mfu"]["median"] <= flops["hfu"]["median"] < 1
         assert ("MFU" in shown(name)) == job.trains
         if job.trains:
             share = row(shown(name), "MFU")
-            assert percents(share)[0] == pytest.approx(told["mfu"]["median"], abs=0.0006)
-            assert f"({told['peak_format']}, dense)" in share
-            assert page["flops"]["mfu"] == told["mfu"]
+            assert percents(share)[0] == pytest.approx(flops["mfu"]["median"], abs=0.0006)
+            assert f"({flops['peak_format']}, dense)" in share
+            assert page["flops"]["mfu"] == flops["mfu"]
     if sequence:
-        assert told["flops_per_token"] * sequence == pytest.approx(told["flops_per_sample"])
-        rate = told["tokens_per_s_per_device"]["median"] * devices
+        assert flops["flops_per_token"] * sequence == pytest.approx(flops["flops_per_sample"])
+        rate = flops["tokens_per_s_per_device"]["median"] * devices
         assert rate == pytest.approx(forecast(name)["tokens_per_s"].median)
     counts = figures.describe_work(forecast(name))
     assert counts in shown(name)
@@ -295,25 +295,25 @@ def test_the_page_says_what_the_terminal_says(browser: Browser, tmp_path: Path) 
         _agrees(name, browser.run("return document.body.innerText"))
 
 
-def _agrees(name: str, told: str) -> None:
+def _agrees(name: str, screen: str) -> None:
     """What is on the page with the terminal."""
     for label in (time_label(name), "device busy", "fits"):
         value = re.split(r"  +|\[", row(shown(name), label).removeprefix(", stage ").lstrip())[0].strip()
-        assert value.lstrip("0123456789 ").lower() in told.lower() if label == "fits" else value in told
+        assert value.lstrip("0123456789 ").lower() in screen.lower() if label == "fits" else value in screen
     if forecast(name).job.trains and not forecast(name).job.cluster.groups[0].device.is_cpu:
-        assert row(shown(name), "MFU").split()[0] in told
-    assert figures.describe_work(forecast(name)).split(",")[0] in told
-    assert forecast(name).bound in told
+        assert row(shown(name), "MFU").split()[0] in screen
+    assert figures.describe_work(forecast(name)).split(",")[0] in screen
+    assert forecast(name).bound in screen
     for definition in document(use(name))["definitions"].values():
-        assert definition in told
+        assert definition in screen
 
 
 def test_inference_is_told_by_its_latency_and_its_price() -> None:
-    told = shown("inference")
+    screen = shown("inference")
     for words in ("latency of a batch", "tokens/s", "price of 1 M tokens", "per batch"):
-        assert words in told
+        assert words in screen
     for words in ("time per step", "forward", "no epochs", "MFU"):
-        assert words not in told
+        assert words not in screen
 
 
 @each_job

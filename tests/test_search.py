@@ -142,13 +142,13 @@ def test_machines_of_one_device_are_told_apart_where_runs_name_them() -> None:
     wanted = [aws.job, dgx.job]
 
     def steps_s(*runs: Run) -> list[tuple[str, float, int]]:
-        told = []
+        rows = []
         for one in tried_by(wanted, runs, 1e9):
             node, steps = one.job.cluster.node, one.job.workload.training.total_steps
             assert node is not None
             assert steps is not None
-            told.append((node.name, round(one.time_s / steps, 6), one.runs))
-        return told
+            rows.append((node.name, round(one.time_s / steps, 6), one.runs))
+        return rows
 
     assert steps_s(aws, dgx) == [("p3dn.24xlarge", 0.1, 1), ("dgx-1-v100", 0.4, 1)]
     assert steps_s(aws) == [("p3dn.24xlarge", 0.1, 1)]
@@ -191,10 +191,10 @@ def test_the_command_proposes_a_run_and_writes_it(runs_file: Path, tmp_path: Pat
     assert "next: " in shown.stderr
     assert f"foretrain measure campaign {following} -o {runs_file}" in shown.stderr
     proposed = json.loads(following.read_text())
-    told = json.loads(commands.ok(*asked(runs_file, "--json")))
-    assert told["next"]["plan"] == proposed["plan"]
-    assert told["stopped"] == ""
-    assert len(told["tried"]) == 3
+    answer = json.loads(commands.ok(*asked(runs_file, "--json")))
+    assert answer["next"]["plan"] == proposed["plan"]
+    assert answer["stopped"] == ""
+    assert len(answer["tried"]) == 3
 
 
 def test_the_command_says_why_it_goes_on_where_little_is_promised(runs_file: Path) -> None:

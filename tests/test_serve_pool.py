@@ -14,8 +14,8 @@ import pytest
 from foretrain.errors import InputError
 from foretrain.estimate import Estimate
 from foretrain.serve.errands import Errands
-from foretrain.serve.metrics import Metrics
-from foretrain.serve.pool import Busy, NeedsTorchWorker, Pool, Refused
+from foretrain.serve.metrics import ServerMetrics
+from foretrain.serve.pool import Busy, NeedsTorchWorker, TaskRefused, WorkerPool
 from foretrain.serve.safety import Folders, is_path, names_loopback, shows_token
 
 SHORT: dict[str, Any] = {
@@ -26,9 +26,9 @@ SHORT: dict[str, Any] = {
 LONG: dict[str, Any] = {**SHORT, "request": {**SHORT["request"], "generate": "jobs=200000", "seeds": 50}}
 
 
-def pool(**changes: Any) -> Pool:
+def pool(**changes: Any) -> WorkerPool:
     usual = {"torch": False, "waiting": 1, "seconds": 60.0, "memory_bytes": 4 * 2.0**30, "field": "job"}
-    return Pool(1, **{**usual, **changes})
+    return WorkerPool(1, **{**usual, **changes})
 
 
 def test_a_task_is_done_in_another_process_and_the_worker_kept() -> None:
@@ -51,7 +51,7 @@ def test_what_needs_torch_is_told_and_what_is_wrong_has_its_status() -> None:
             with pytest.raises(NeedsTorchWorker):
                 await workers.run({"do": "predict", "request": job, "where": "roofline"})
         wrong = {**SHORT, "request": {**SHORT["request"], "cluster": "many"}}
-        with pytest.raises(Refused, match="cluster: 'many' is not") as refused:
+        with pytest.raises(TaskRefused, match="cluster: 'many' is not") as refused:
             await workers.run(wrong)
         assert refused.value.status == 400
         await workers.close()
@@ -66,7 +66,7 @@ def test_beyond_what_may_wait_tasks_are_refused_and_limits_hold() -> None:
         await asyncio.sleep(0.1)
         with pytest.raises(Busy, match="2 requests run or wait already"):
             await workers.run(SHORT)
-        with pytest.raises(Refused, match="job: took longer than 4 s, and was ended"):
+        with pytest.raises(TaskRefused, match="job: took longer than 4 s, and was ended"):
             await begun[0]
         begun[1].cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -119,7 +119,7 @@ def test_tokens_and_hosts_are_compared_whole() -> None:
 
 
 def test_forecasts_against_measured_runs_are_counted() -> None:
-    metrics = Metrics()
+    metrics = ServerMetrics()
     forecast = Estimate(median=2.0, low=1.5, high=3.0)
     for measured in (2.0, 1.0):
         metrics.score("step_time_s", "deletepop", measured, forecast)

@@ -113,10 +113,10 @@ def store(url: str) -> Iterator[Store]:
 
 
 def test_runs_come_back_in_the_order_in_which_they_came(store: Store) -> None:
-    mine = [run(i) for i in range(20)]
-    assert store.add(mine[:12]) == Added(new=12, known=0)
-    assert store.add(mine[12:]) == Added(new=8, known=0)
-    assert [found for _, found in store.runs()] == mine
+    given_runs = [run(i) for i in range(20)]
+    assert store.add(given_runs[:12]) == Added(new=12, known=0)
+    assert store.add(given_runs[12:]) == Added(new=8, known=0)
+    assert [found for _, found in store.runs()] == given_runs
     assert store.count() == 20
 
 
@@ -132,14 +132,14 @@ def test_any_run_survives(url: str) -> None:
 
         @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
         @given(st.lists(runs(), max_size=4))
-        def survives(some: list[Run]) -> None:
-            store.add(some)
-            for one in some:
+        def survives(given_runs: list[Run]) -> None:
+            store.add(given_runs)
+            for one in given_runs:
                 back = store.get(content_hash(one)).run(CATALOG)
                 assert back.job == one.job
                 assert dict(back.measured) == dict(one.measured)
                 assert content_hash(back) == content_hash(one)
-            assert store.add(some).new == 0
+            assert store.add(given_runs).new == 0
 
         survives()
 
@@ -169,19 +169,19 @@ def _interrupted(insert: Callable[..., list[str]]) -> Callable[..., list[str]]:
 
 def test_filters_agree_between_a_file_and_a_database(store: Store, tmp_path: Path) -> None:
     mixed = {"groups": [{"device": "a100-sxm-80gb"}, {"device": "v100-sxm-32gb"}]}
-    mine = [
+    given_runs = [
         run(0),
         run(1, model={"source": "timm", "name": "ResNet_18"}),
         run(2, cluster=mixed),
         run(3, model={"source": "timm", "name": "a%b"}),
     ]
-    mine.append(
+    given_runs.append(
         dataclasses.replace(
             run(4), measured={"power_w": 300.0}, provenance={"source": "There", "label": "50 %"}
         )
     )
-    store.add(mine)
-    for one in mine:
+    store.add(given_runs)
+    for one in given_runs:
         append_run(tmp_path / "runs.jsonl", one.to_dict())
     file = RunsFile(tmp_path / "runs.jsonl")
     for where, expected in {
@@ -468,14 +468,14 @@ def test_files_need_no_database_package() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(runs(), min_size=1, max_size=4))
-def test_lines_come_back(some: list[Run]) -> None:
+def test_lines_come_back(given_runs: list[Run]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "new" / "runs.jsonl"
-        for one in some:
+        for one in given_runs:
             append_run(path, one.to_dict())
         found = list(open_runs(path, catalog=CATALOG))
-    assert [number for number, _ in found] == list(range(1, len(some) + 1))
-    assert [back.to_dict() for _, back in found] == [one.to_dict() for one in some]
+    assert [number for number, _ in found] == list(range(1, len(given_runs) + 1))
+    assert [back.to_dict() for _, back in found] == [one.to_dict() for one in given_runs]
 
 
 def _append_lines(path: Path, start: int, count: int, barrier: Any) -> None:
@@ -527,18 +527,18 @@ def test_an_interrupted_writer_loses_no_earlier_line(tmp_path: Path, number: sig
 
 
 def test_half_a_line_is_put_aside_and_reported(tmp_path: Path) -> None:
-    path, told = tmp_path / "runs.jsonl", list[str]()
+    path, reports = tmp_path / "runs.jsonl", list[str]()
     line = json.dumps(document(1))
     for i, half in enumerate((line[:30], line[:-1], "x" * 200_000)):
-        append_run(path, document(i), report=told.append)
+        append_run(path, document(i), report=reports.append)
         with path.open("a") as file:
             file.write(half)
-    assert [number for number, _ in open_runs(path, catalog=CATALOG, report=told.append)] == [1, 2, 3]
+    assert [number for number, _ in open_runs(path, catalog=CATALOG, report=reports.append)] == [1, 2, 3]
     assert (
-        told[-1]
+        reports[-1]
         == f"{path}:4: half a line (200,000 bytes), left by an interrupted program; it is not among the runs"
     )
-    append_run(path, document(9), report=told.append)
+    append_run(path, document(9), report=reports.append)
     assert [found.measured["step_time_s"] for _, found in open_runs(path, catalog=CATALOG)] == [
         0.1,
         1.1,
@@ -547,10 +547,10 @@ def test_half_a_line_is_put_aside_and_reported(tmp_path: Path) -> None:
     ]
     assert (tmp_path / "runs.jsonl.partial").read_text() == f"{line[:30]}\n{line[:-1]}\n{'x' * 200_000}\n"
     assert (
-        told[0]
+        reports[0]
         == f"{path}: half a line (30 bytes), left by an interrupted program, was put aside in {path}.partial"
     )
-    assert len(told) == 4
+    assert len(reports) == 4
 
 
 def test_a_whole_last_line_without_a_break_is_kept(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``python -m foretrain`` is the command ``foretrain``."""
+"""Runs the command ``foretrain`` as ``python -m foretrain``."""
 
 from foretrain.cli import main
 

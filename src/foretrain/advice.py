@@ -35,7 +35,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class RatedConfiguration:
     """One configuration: how long the whole training takes, what it costs, and how likely it is late."""
 
     job: Job
@@ -54,7 +54,7 @@ class Option:
 class Advice:
     """The configurations, the cheapest that are likely enough in time first."""
 
-    options: tuple[Option, ...]
+    options: tuple[RatedConfiguration, ...]
     refused: Mapping[str, str]
     """Those that could not be forecast, with the reason."""
     deadline_s: float
@@ -63,7 +63,7 @@ class Advice:
     """How much data there is to train on, and who says so."""
 
     @property
-    def best(self) -> Option | None:
+    def best(self) -> RatedConfiguration | None:
         return self.options[0] if self.options and self.options[0].late <= self.risk else None
 
 
@@ -263,7 +263,9 @@ def advise(
             forecast = predictor.predict(job)
             total, notes = forecast["total_time_s"], forecast.assumptions
             late = total.chance_above(deadline_s)
-            options.append(Option(job=job, total_time_s=total, cost=forecast.cost, late=late, notes=notes))
+            options.append(
+                RatedConfiguration(job=job, total_time_s=total, cost=forecast.cost, late=late, notes=notes)
+            )
         except ForetrainError as error:
             without[describe(job)] = first_line(error)
         progress(done, len(jobs))
@@ -271,7 +273,7 @@ def advise(
     return Advice(options=tuple(ordered), refused=without, deadline_s=deadline_s, risk=risk, data=data)
 
 
-def _rank(option: Option, risk: float) -> tuple[Any, ...]:
+def _rank(option: RatedConfiguration, risk: float) -> tuple[Any, ...]:
     """In time before late; then what it costs; then device hours, where nothing is known of prices."""
     in_time = option.late <= risk
     cost = option.cost.median if option.cost is not None else option.device_seconds
@@ -290,7 +292,7 @@ def machines(job: Job) -> str:
     return f"{count_of(cluster.nodes, 'node')} with {device.name}"
 
 
-def notes(options: Sequence[Option]) -> list[str]:
+def notes(options: Sequence[RatedConfiguration]) -> list[str]:
     """What the forecasts of these configurations note, each with those that it is said of."""
     said: dict[str, list[str]] = {}
     for option in options:

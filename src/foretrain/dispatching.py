@@ -38,8 +38,8 @@ def dispatcher(job: Job) -> Dispatcher:
 def overlaps_exchange(plan: Plan) -> bool:
     """Whether tokens travel while another micro-batch computes: where the plan says so
     (``--overlap-moe-expert-parallel-comm`` of Megatron), and in DualPipe, which was made for it."""
-    told = (plan.overlap or {}).get("experts")
-    return plan.schedule == "dualpipe" and plan.pipeline > 1 if told is None else told
+    planned = (plan.overlap or {}).get("experts")
+    return plan.schedule == "dualpipe" and plan.pipeline > 1 if planned is None else planned
 
 
 def spreads_by_chance(plan: Plan) -> bool:

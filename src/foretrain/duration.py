@@ -38,7 +38,7 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DurationPart:
     """Some of the time of a training, and where the figure comes from."""
 
     name: str
@@ -51,7 +51,7 @@ class Duration:
     """The time of a whole training, from the start of its processes to their end, and its parts."""
 
     time_s: Estimate
-    parts: tuple[Part, ...]
+    parts: tuple[DurationPart, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -80,14 +80,17 @@ def of_steps(
     size: ModelSize | None = None,
     *,
     forward_s: float | None = None,
-    start: Part | None = None,
+    start: DurationPart | None = None,
 ) -> Duration:
     """The same, where all steps together take this long; ``start`` is the start-up, where it is known
     better."""
     steps = job.workload.training.total_steps
     assert steps is not None
     step_time, start = steps_time * (1 / steps), start or start_up(job, size)
-    parts, notes = [start, Part(name=STEPS, time_s=steps_time, source=f"{steps:,} steps")], list[str]()
+    parts, notes = (
+        [start, DurationPart(name=STEPS, time_s=steps_time, source=f"{steps:,} steps")],
+        list[str](),
+    )
     loop = steps_time
     for part in (_waiting(job, step_time, steps), _evaluation(job, step_time, steps, forward_s)):
         if part is not None:
@@ -115,7 +118,7 @@ START, STEPS, DATA, EVALUATION, CHECKPOINTS, RESTARTS = (
 )  # fmt: skip
 
 
-def start_up(job: Job, size: ModelSize | None) -> Part:
+def start_up(job: Job, size: ModelSize | None) -> DurationPart:
     """Until steps run at their usual pace, beyond as many usual ones."""
     model, device = shipped(), job.cluster.groups[0].device.name
     compiled = bool(job.workload.training.compile)
@@ -128,7 +131,7 @@ def start_up(job: Job, size: ModelSize | None) -> Part:
         calls=None if size is None else size.calls,
     )
     what = "imports, compiling" if compiled else "imports, first steps"
-    return Part(name=START, time_s=time_s, source=f"{what}, as on {' and '.join(model.devices)}")
+    return DurationPart(name=START, time_s=time_s, source=f"{what}, as on {' and '.join(model.devices)}")
 
 
 def paced(job: Job, step_time: Estimate) -> Estimate:
@@ -145,16 +148,16 @@ def batch_loading_s(job: Job) -> float | None:
     return training.global_batch / (training.loader_rate * (training.loader_workers or 1) * ranks)
 
 
-def _waiting(job: Job, step_time: Estimate, steps: int) -> Part | None:
+def _waiting(job: Job, step_time: Estimate, steps: int) -> DurationPart | None:
     loading_s = batch_loading_s(job)
     if loading_s is None:
         return None
     time_s = step_time.mapped(lambda step_s: steps * max(0.0, loading_s - step_s))
     source = f"loaders deliver a batch in {format_seconds(loading_s)}"
-    return Part(name=DATA, time_s=time_s, source=source)
+    return DurationPart(name=DATA, time_s=time_s, source=source)
 
 
-def _evaluation(job: Job, step_time: Estimate, steps: int, forward_s: float | None) -> Part | None:
+def _evaluation(job: Job, step_time: Estimate, steps: int, forward_s: float | None) -> DurationPart | None:
     training = job.workload.training
     if training.evaluate_every is None or training.evaluate_samples is None:
         return None
@@ -167,12 +170,12 @@ def _evaluation(job: Job, step_time: Estimate, steps: int, forward_s: float | No
     of = "a third of a step" if forward_s is None else "the forward pass"
     of = of if loading_s is None or loading_s <= forward.median else "waiting for data"
     source = f"{times:,} times {batches:,} batches of {format_seconds(batch.median)} ({of})"
-    return Part(name=EVALUATION, time_s=batch * (times * batches), source=source)
+    return DurationPart(name=EVALUATION, time_s=batch * (times * batches), source=source)
 
 
 def _checkpoints(
     job: Job, loop: Estimate, steps: int, size: ModelSize | None
-) -> tuple[Part | None, tuple[str, ...]]:
+) -> tuple[DurationPart | None, tuple[str, ...]]:
     every = job.workload.training.checkpoint_every
     if every is None:
         return None, ()
@@ -187,7 +190,7 @@ def _checkpoints(
     source = f"{times:,} times {format_bytes(size.checkpoint_bytes)} in {format_seconds(once_s)}"
     usual = format_count(USUAL_STORAGE_BYTES_PER_S, "B/s")
     note = f"cluster.storage_bandwidth is not given: {usual} of each node that writes is assumed"
-    return Part(name=CHECKPOINTS, time_s=time_s, source=source), () if rate else (note,)
+    return DurationPart(name=CHECKPOINTS, time_s=time_s, source=source), () if rate else (note,)
 
 
 def _write_s(job: Job, size: ModelSize) -> float:
@@ -207,8 +210,8 @@ def _writing_nodes(job: Job) -> int:
 
 
 def _restarts(
-    job: Job, loop_s: float, start: Part, checkpoints: Part | None, size: ModelSize | None
-) -> Part | None:
+    job: Job, loop_s: float, start: DurationPart, checkpoints: DurationPart | None, size: ModelSize | None
+) -> DurationPart | None:
     """Expected time that failures cost (Daly 2006, A higher order estimate of the optimum checkpoint
     interval): ``M e^(R/M) (e^((t + d)/M) - 1)`` for each ``t`` of work between checkpoints of ``d``."""
     cluster = job.cluster
@@ -237,7 +240,7 @@ def _restarts(
     off, off_95 = (quantile / math.sqrt(failures) for quantile in (_NORMAL_90, _NORMAL_975))
     spread = Factors(max(0.0, 1 - off_95), max(0.0, 1 - off), 1 + off, 1 + off_95)
     source = f"{failures:.3g} failures, a restart takes {format_seconds(restart_s)}"
-    return Part(name=RESTARTS, time_s=Estimate.around(lost_s, spread), source=source)
+    return DurationPart(name=RESTARTS, time_s=Estimate.around(lost_s, spread), source=source)
 
 
 def _times(job: Job, every: int | str, steps: int, step_s: float) -> int:

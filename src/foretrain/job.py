@@ -1,4 +1,4 @@
-"""What is trained, where and how it is parallelised: Job and Run, from TOML or JSON and back."""
+"""Describes what is trained, where and how it is parallelised: Job and Run, from TOML or JSON and back."""
 
 from __future__ import annotations
 

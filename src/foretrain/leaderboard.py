@@ -17,7 +17,7 @@ from foretrain import predictors
 from foretrain.architectures import family
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, first_line
-from foretrain.evaluate import Comparison, Evaluation, Result, Scores, evaluate, job_key
+from foretrain.evaluate import Comparison, Evaluation, PredictorScore, Scores, evaluate, job_key
 from foretrain.files import parse_json, read_text, write_atomically
 from foretrain.job import RESOURCE_FIGURES, Run, read_runs, text_lines
 from foretrain.predictors.base import Predictor
@@ -38,7 +38,7 @@ LEVELS = tuple(round(0.1 * tenth, 1) for tenth in range(1, 10))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class BoardTask:
     """Files that one predictor is scored on together, and how their runs are divided."""
 
     predictor: str
@@ -91,12 +91,12 @@ class Noise:
 class Board:
     """The scores, every point behind them, the noise of repeats, and what could not be scored at all."""
 
-    results: tuple[Result, ...]
+    results: tuple[PredictorScore, ...]
     points: tuple[Point, ...]
     noise: tuple[Noise, ...]
     missing: tuple[str, ...]
 
-    def of(self, quantity: str) -> list[Result]:
+    def of(self, quantity: str) -> list[PredictorScore]:
         """The results of a quantity that have an error, whole ones before those by what bounds the step."""
         return [one for one in self.results if one.quantity == quantity and one.n]
 
@@ -115,7 +115,7 @@ def source(path: Path | str) -> str:
     return Path(path).name.partition(".")[0]
 
 
-def tasks(names: Sequence[str], files: Sequence[Path]) -> Iterator[Task]:
+def tasks(names: Sequence[str], files: Sequence[Path]) -> Iterator[BoardTask]:
     """What there is to score.
 
     A predictor that comes with what it learned is scored as shipped, so that a user's runs are like those of
@@ -126,12 +126,12 @@ def tasks(names: Sequence[str], files: Sequence[Path]) -> Iterator[Task]:
         predictor = predictors.class_of(name)
         home = tuple(path for path in files if source(path) in predictor.home)
         if home:
-            yield Task(predictor=name, paths=home, split="leave-model-out")
+            yield BoardTask(predictor=name, paths=home, split="leave-model-out")
         for path in files:
             if not predictor.scored_by and path not in home:
-                yield Task(predictor=name, paths=(path,), split=None)
+                yield BoardTask(predictor=name, paths=(path,), split=None)
             for split in predictor.scored_by:
-                yield Task(predictor=name, paths=(path,), split=split)
+                yield BoardTask(predictor=name, paths=(path,), split=split)
 
 
 def board(
@@ -142,7 +142,7 @@ def board(
     work: Path | None = None,
     processes: int = 1,
     catalog: Catalog | None = None,
-    starting: Callable[[Task, int, int], None] = lambda task, done, total: None,
+    starting: Callable[[BoardTask, int, int], None] = lambda task, done, total: None,
 ) -> Board:
     """Score predictors (all, where none is named) on files of runs.
 
@@ -157,7 +157,7 @@ def board(
             if not any(text_lines(path)):
                 raise InputError(f"{path}: empty; a runs file has one run per line")
             list(read_runs(path, catalog=catalog))  # says what is wrong with its first line
-    results: list[Result] = []
+    results: list[PredictorScore] = []
     points: list[Point] = []
     missing: list[str] = []
     for number, task in enumerate(todo):
@@ -186,7 +186,7 @@ def _wanted(predictor: type[Predictor]) -> tuple[str, ...]:
     return RESOURCES if predictor.quantities >= frozenset(RESOURCE_FIGURES) else QUANTITIES
 
 
-def _scored(task: Task, most: int | None, processes: int, catalog: Catalog | None) -> Evaluation:
+def _scored(task: BoardTask, most: int | None, processes: int, catalog: Catalog | None) -> Evaluation:
     return evaluate(
         task.paths,
         predictors=[task.predictor],
@@ -197,7 +197,7 @@ def _scored(task: Task, most: int | None, processes: int, catalog: Catalog | Non
     )
 
 
-def _taken(path: Path | None, task: Task) -> Evaluation | None:
+def _taken(path: Path | None, task: BoardTask) -> Evaluation | None:
     """What was kept of a task, its files by the names that they have now; nothing where it is not there or of
     another version."""
     if path is None or not path.exists():
@@ -213,7 +213,7 @@ def _taken(path: Path | None, task: Task) -> Evaluation | None:
         return None
 
 
-def _key(task: Task, most: int | None) -> str:
+def _key(task: BoardTask, most: int | None) -> str:
     """Names the outcome of a task by its runs."""
     digest = hashlib.sha256(repr((task.predictor, task.split, most)).encode())
     for path in task.paths:
@@ -226,13 +226,13 @@ _Facts = Mapping[int, Run]
 
 
 def _facts(path: Path, catalog: Catalog) -> _Facts:
-    found: dict[int, Run] = {}
+    run_of_line: dict[int, Run] = {}
     for line, text in text_lines(path):
         try:
-            found[line] = Run.read(parse_json(text), catalog=catalog, base=path.parent)
+            run_of_line[line] = Run.read(parse_json(text), catalog=catalog, base=path.parent)
         except (ForetrainError, ValueError):
             continue  # evaluate names it
-    return found
+    return run_of_line
 
 
 def _point(row: Comparison, split: str | None, runs: _Facts) -> Point:
@@ -279,7 +279,7 @@ def _noise(files: Mapping[Path, _Facts]) -> Iterator[Noise]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class PointGroup:
     """Points that have something in common, and how far off they are."""
 
     label: str
@@ -290,7 +290,7 @@ class Group:
     coverage: float
 
 
-def groups(points: Sequence[Point], by: Callable[[Point], str]) -> list[Group]:
+def groups(points: Sequence[Point], by: Callable[[Point], str]) -> list[PointGroup]:
     """Points by what they have in common, the largest group first."""
     own: dict[str, list[Point]] = {}
     for point in points:
@@ -298,13 +298,13 @@ def groups(points: Sequence[Point], by: Callable[[Point], str]) -> list[Group]:
     return [_group(label, members) for label, members in sorted(own.items(), key=lambda item: -len(item[1]))]
 
 
-def _group(label: str, points: Sequence[Point]) -> Group:
+def _group(label: str, points: Sequence[Point]) -> PointGroup:
     measured, predicted, low, high = (
         [getattr(point, name) for point in points] for name in ("measured", "predicted", "low", "high")
     )
     scores = Scores.of(measured, predicted, low, high)
     assert scores.coverage is not None
-    return Group(
+    return PointGroup(
         label=label,
         n=scores.n,
         mape=scores.mape,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class LibraryChange:
     """What a library does from a version on, in models of some types."""
 
     name: str
@@ -28,7 +28,7 @@ class Change:
         return self.known_from <= _numbers(wanted) < self.since <= _numbers(installed)
 
 
-SOFTCAP = Change(
+SOFTCAP = LibraryChange(
     name="soft-capped scores without sdpa",
     library="transformers",
     known_from=(4, 48),
@@ -37,7 +37,7 @@ SOFTCAP = Change(
 )
 """Earlier versions run scaled_dot_product_attention and leave the soft cap of its scores out
 (``_supports_sdpa`` of ``modeling_gemma2.py``); later ones write attention out."""
-POSITION_BIAS = Change(
+POSITION_BIAS = LibraryChange(
     name="position bias in rows",
     library="transformers",
     known_from=(5, 17),
@@ -49,7 +49,7 @@ POSITION_BIAS = Change(
 )
 """Earlier versions give scaled_dot_product_attention a position bias as it lies, which no fused kernel takes
 where heads lie side by side; later ones copy it first (``sdpa_attention.py``)."""
-ATTENTION = Change(
+ATTENTION = LibraryChange(
     name="attention as one operator", library="torch", known_from=(1, 8), since=(2, 0), models=None
 )
 """Before, ``scaled_dot_product_attention`` was not there: libraries wrote products and softmax out."""
@@ -59,7 +59,7 @@ LIBRARIES = tuple(sorted({change.library for change in CHANGES}))
 
 def changes_undone(
     wanted: Mapping[str, str], installed: Mapping[str, str], source: str, model_type: str | None
-) -> tuple[Change, ...]:
+) -> tuple[LibraryChange, ...]:
     """What is to be done as before the change, for models of a source and, of transformers, a type."""
     return tuple(
         change

@@ -96,12 +96,12 @@ def places() -> dict[str, tuple[str, ...]]:
     >>> places()["tensor"], places()["image"]
     (('plan',), ('training',))
     """
-    found: dict[str, tuple[str, ...]] = {}
+    sections: dict[str, tuple[str, ...]] = {}
     for section, noun in _TABLES.items():
         for field in dataclasses.fields(noun):
-            found[field.name] = (*found.get(field.name, ()), section)
-    del found["name"]
-    return {**found, **{short: found[field] for short, field in _SHORT.items()}}
+            sections[field.name] = (*sections.get(field.name, ()), section)
+    del sections["name"]
+    return {**sections, **{short: sections[field] for short, field in _SHORT.items()}}
 
 
 class Within(dict[str, Any]):
@@ -158,20 +158,20 @@ def check_names(given: Iterable[str], *, beside: Iterable[str] = ()) -> None:
 def plain(options: Options) -> dict[str, Any]:
     """The options that are given, with values as jobs have them: names of optimizers and precisions, numbers
     of Python's own."""
-    found = {name: _plain(value) for name, value in options.items() if value is not None}
-    if "optimizer" in found:
-        found["optimizer"] = optimizer_name(found["optimizer"])
-    if "precision" in found:
-        found["precision"] = precision_name(found["precision"])
+    fields = {name: _plain(value) for name, value in options.items() if value is not None}
+    if "optimizer" in fields:
+        fields["optimizer"] = optimizer_name(fields["optimizer"])
+    if "precision" in fields:
+        fields["precision"] = precision_name(fields["precision"])
     for name in ("mode", "precision", "optimizer"):
-        if isinstance(found.get(name), str):
-            found[name] = SPELLED[name](found[name], f"training.{name}")
+        if isinstance(fields.get(name), str):
+            fields[name] = SPELLED[name](fields[name], f"training.{name}")
     for short, field in _SHORT.items():
-        if short in found and field in found and found[field] != found[short]:
+        if short in fields and field in fields and fields[field] != fields[short]:
             raise InputError(
-                f"{short}: {found[short]!r} and {field}: {found[field]!r} are the same; give one"
+                f"{short}: {fields[short]!r} and {field}: {fields[field]!r} are the same; give one"
             )
-    return found
+    return fields
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How a model is spread over devices: Plan."""
+"""Describes how a model is spread over devices: Plan."""
 
 from __future__ import annotations
 
@@ -210,9 +210,9 @@ def divisors(number: int) -> list[int]:
     """What divides a number, in rising order; of one beyond ``_MOST_TO_DIVIDE`` its powers of two and what is
     left when they are taken out of it."""
     if number <= _MOST_TO_DIVIDE:
-        found = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+        small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     else:
-        found = [1]
-        while number % (2 * found[-1]) == 0:
-            found.append(2 * found[-1])
-    return sorted({*found, *(number // one for one in found)})
+        small = [1]
+        while number % (2 * small[-1]) == 0:
+            small.append(2 * small[-1])
+    return sorted({*small, *(number // one for one in small)})

@@ -35,12 +35,12 @@ NeMo 24 ``grad_sync_dtype: bf16``) and hold the weights of fp8 products in fp8, 
 def as_measured(job: Job, provenance: Mapping[str, Any]) -> Job:
     """The job as its program ran it, where the job itself does not say."""
     args = provenance.get("args")
-    told = args if isinstance(args, Mapping) else {}
+    arguments = args if isinstance(args, Mapping) else {}
     vendor = provenance.get("source") in _PERFORMANCE_RECIPES
     training, plan = job.workload.training, job.plan
-    found = dict(_of_training(job, provenance, told, vendor=vendor))
+    found = dict(_of_training(job, provenance, arguments, vendor=vendor))
     unsaid = {name: value for name, value in found.items() if getattr(training, name) in (None, 0)}
-    placed = dict(_of_plan(job, provenance, told, vendor=vendor))
+    placed = dict(_of_plan(job, provenance, arguments, vendor=vendor))
     unplaced = {name: value for name, value in placed.items() if getattr(plan, name) is None}
     if not unsaid and not unplaced:
         return job

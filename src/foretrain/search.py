@@ -131,19 +131,19 @@ def tried_by(candidates: Sequence[Job], runs: Sequence[Run], deadline_s: float) 
         if 0 < run.measured.get("step_time_s", 0.0) < math.inf:
             where = (_measured_as(run.job), _node(run.job))
             steps.setdefault(where, []).append(run.measured["step_time_s"])
-    found = []
+    tried = []
     for job in candidates:
         how = _measured_as(job)
         times = steps.get((how, _node(job))) or steps.get((how, None))
         if times:
             time_s = float(np.median(times)) * (job.workload.training.total_steps or 1)
-            found.append(
+            tried.append(
                 Tried(
                     job=job, time_s=time_s, cost=time_s * _rate(job), in_time=time_s <= deadline_s,
                     runs=len(times),
                 )
             )  # fmt: skip
-    return found
+    return tried
 
 
 def _measured_as(job: Job) -> str:
@@ -174,10 +174,10 @@ def _farthest(left: Sequence[Job], tried: Sequence[Job]) -> Job:
     rows = _rows([*left, *tried])
     spread = rows.std(axis=0)
     rows = (rows - rows.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
-    mine, others = rows[: len(left)], rows[len(left) :]
+    left_rows, others = rows[: len(left)], rows[len(left) :]
     if not len(others):
-        return left[int(np.argmin((mine**2).sum(axis=1)))]
-    apart = ((mine[:, None] - others[None]) ** 2).sum(axis=2).min(axis=1)
+        return left[int(np.argmin((left_rows**2).sum(axis=1)))]
+    apart = ((left_rows[:, None] - others[None]) ** 2).sum(axis=2).min(axis=1)
     return left[int(np.argmax(apart))]
 
 

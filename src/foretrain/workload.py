@@ -1,4 +1,4 @@
-"""What is trained: Model, Training and Workload."""
+"""Describes what is trained: Model, Training and Workload."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from foretrain.forecast import Forecast
 from foretrain.planner.outcome import Nothing, Option, Plans
 from foretrain.report import figures
 from foretrain.report.check import remedy_lines
-from foretrain.report.explain import Changes, Explanation
+from foretrain.report.explain import ComparedParts, Explanation
 from foretrain.report.plans import cluster_words, heading, nothing_lines, plan_words
 from foretrain.units import format_dollars, format_seconds
 
@@ -155,16 +155,16 @@ def _option_data(option: Option) -> dict[str, Any]:
 # Two jobs
 
 
-def explanation_data(found: Explanation) -> dict[str, Any]:
+def explanation_data(explained: Explanation) -> dict[str, Any]:
     """Fields that differ, and the seconds and bytes that the difference is made of."""
     document = {
-        "fields": {name: {"a": a, "b": b} for name, (a, b) in found.fields.items()},
-        "step_s": _changes(found.time),
-        "memory_bytes": _changes(found.memory),
+        "fields": {name: {"a": a, "b": b} for name, (a, b) in explained.fields.items()},
+        "step_s": _changes(explained.time),
+        "memory_bytes": _changes(explained.memory),
     }
     return dict(rounded(_given(document)))
 
 
-def _changes(changes: Changes) -> dict[str, Any]:
+def _changes(changes: ComparedParts) -> dict[str, Any]:
     parts = (changes.whole, *changes.parts)
     return {part.name: {"a": part.a, "b": part.b, "difference": part.difference} for part in parts}

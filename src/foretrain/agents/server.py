@@ -57,6 +57,8 @@ async def _end_on_signal(worker: ToolProcess) -> None:
 
 
 def make_server(worker: ToolProcess) -> Server[Any]:
+    """The server of the tools, each call of which is answered by the worker."""
+
     async def list_tools(_context: Any, _params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_described(name) for name in TOOLS])
 

@@ -198,12 +198,12 @@ def _catalog(given: Given, terms: Terms) -> Reply:
     if "kind" not in asked:
         raise InputError(f"kind: missing; one of {', '.join(get_args(ENTRY['kind'].hint))}")
     kind, name = asked["kind"], asked.get("name")
-    found = entries(kind, name, Catalog.load())
+    listed = entries(kind, name, Catalog.load())
     if name is not None:
-        return Reply(text=f"{kind}: {name}", data=rounded(next(iter(found.values()))))
+        return Reply(text=f"{kind}: {name}", data=rounded(next(iter(listed.values()))))
     words = asked.get("search", "").lower()
-    names = [one for one in found if words in one.lower()]
-    text = f"{len(names)} of {len(found)} {kind}"
+    names = [one for one in listed if words in one.lower()]
+    text = f"{len(names)} of {len(listed)} {kind}"
     if len(names) > _MOST_NAMES:
         text += f", the first {_MOST_NAMES}; search for a part of a name to see others"
     return Reply(text=text, data={kind: names[:_MOST_NAMES]})

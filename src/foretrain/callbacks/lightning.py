@@ -171,7 +171,7 @@ def _one_step(module: Any) -> Any:
     """A module whose forward pass is the training step of a LightningModule."""
     import torch
 
-    class Step(torch.nn.Module):
+    class TrainingStep(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.module = module
@@ -180,7 +180,7 @@ def _one_step(module: Any) -> Any:
             own = self.module
             return own.training_step(*(batch, 0)[: len(inspect.signature(own.training_step).parameters)])
 
-    return Step()
+    return TrainingStep()
 
 
 def _loss(output: Any) -> Any:

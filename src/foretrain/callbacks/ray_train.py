@@ -18,7 +18,7 @@ from typing import Any
 
 from foretrain.callbacks.jobs import JobLike, cluster_here, cuda
 from foretrain.callbacks.recorder import Recorder, log
-from foretrain.callbacks.timing import Times
+from foretrain.callbacks.timing import RunningMedian
 from foretrain.errors import InputError, first_line, invalid, libraries_named
 
 with libraries_named("ForetrainCallback", "ray"):
@@ -122,7 +122,7 @@ class _Stretches:
     """The times of one worker between its reports, but for the first, which hold the start and warming up."""
 
     def __init__(self) -> None:
-        self.times, self._reports, self._began = Times(), 0, 0.0
+        self.times, self._reports, self._began = RunningMedian(), 0, 0.0
 
     def end(self, steps: int, warm_up: int) -> None:
         if self._reports and self._reports * steps >= warm_up:

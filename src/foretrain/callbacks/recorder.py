@@ -30,7 +30,7 @@ from foretrain.callbacks.jobs import (
 )
 from foretrain.callbacks.posting import Posting
 from foretrain.callbacks.target import Target
-from foretrain.callbacks.timing import ClockTimer, DeviceTimer, Times
+from foretrain.callbacks.timing import ClockTimer, DeviceTimer, RunningMedian
 from foretrain.errors import first_line, invalid
 from foretrain.forecast import Estimate
 from foretrain.job import QUANTITIES, Job, Run
@@ -120,7 +120,7 @@ class Recorder:
         self._total = total_steps or self.job.workload.training.total_steps
         self._expect()
         self._steps, self._done_before = 0, done
-        self._times, self._epochs = Times(), Times()
+        self._times, self._epochs = RunningMedian(), RunningMedian()
         self._extra: dict[str, float] = {}
         self._about: dict[str, Any] = {}
         self._started = datetime.datetime.now(datetime.UTC)

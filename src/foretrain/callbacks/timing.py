@@ -12,7 +12,7 @@ _UNFINISHED = 64
 
 
 @final
-class Times:
+class RunningMedian:
     """The median of any number of times in bounded memory: whenever that is full, every second one goes."""
 
     def __init__(self, room: int = 2048) -> None:
@@ -35,7 +35,7 @@ class Times:
 class ClockTimer:
     """Times steps by a clock."""
 
-    def __init__(self, clock: Callable[[], float], times: Times) -> None:
+    def __init__(self, clock: Callable[[], float], times: RunningMedian) -> None:
         self._clock, self._times = clock, times
 
     def begin(self) -> Any:
@@ -57,7 +57,7 @@ class DeviceTimer:
     device does not notice.
     """
 
-    def __init__(self, gpu: Any, times: Times) -> None:
+    def __init__(self, gpu: Any, times: RunningMedian) -> None:
         self._gpu, self._times = gpu, times
         self._open: deque[tuple[Any, Any]] = deque()
 

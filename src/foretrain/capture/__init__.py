@@ -78,7 +78,8 @@ def capture(
     from foretrain.capture.sources.loaded import classifier_loss, parameter_counts
     from foretrain.capture.sources.models import with_own_layers
     from foretrain.capture.sources.wrapped import is_compiled, is_lazy, without_compile
-    from foretrain.capture.tracing.constants import Constants, tensors_in
+    from foretrain.capture.tracing.constants import Constants
+    from foretrain.capture.tracing.nested import tensors_in
     from foretrain.capture.tracing.tracer import trace_step
     from foretrain.capture.tracing.values import with_values_if_needed
 

@@ -14,7 +14,7 @@ from typing import Any
 from foretrain.capture.programs.targets import split_name
 from foretrain.errors import InputError
 from foretrain.job import Job
-from foretrain.library_changes import LIBRARIES, Change, changes_undone
+from foretrain.library_changes import LIBRARIES, LibraryChange, changes_undone
 from foretrain.workload import Model
 
 _REVISIONS = {"timm": 5, "torchvision": 6, "transformers": 9, "diffusion": 4, "python": 10, "onnx": 6}
@@ -103,7 +103,7 @@ def graph_key(
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def earlier_behaviour(job: Job) -> tuple[Change, ...]:
+def earlier_behaviour(job: Job) -> tuple[LibraryChange, ...]:
     """What libraries that are installed here do otherwise than the versions that the job names."""
     model = job.workload.model
     if not model.libraries:

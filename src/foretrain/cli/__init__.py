@@ -1,4 +1,4 @@
-"""The command line: a file per command, named by it.
+"""Holds the command line: a file per command, named by it.
 
 Errors that the user can mend are one line on stderr, with exit code 2.
 """

@@ -1,3 +1,5 @@
+"""Runs the command line as ``python -m foretrain.cli``."""
+
 from foretrain.cli import main
 
 main()

@@ -91,37 +91,39 @@ def advise(
         raise typer.BadParameter("--measure, --next and --job are for --search")
     if following is not None and following.suffix != ".jsonl":
         raise invalid("--next", str(following), "a .jsonl file, which foretrain measure campaign takes")
-    found = runs_of(runs) if search else [run for path in runs for run in runs_of_file(path)]
+    known_runs = runs_of(runs) if search else [run for path in runs for run in runs_of_file(path)]
     if job is None:
-        base = advice.template(found, model)
+        base = advice.template(known_runs, model)
     else:
-        base, found = _start(Job.load(job, catalog=known).seen_from(runs[0].parent), found, model)
+        base, known_runs = _start(Job.load(job, catalog=known).seen_from(runs[0].parent), known_runs, model)
     wishes = advice.Wishes(
         samples=_numbers("samples", samples), epochs=epochs, workers=_numbers("workers", workers),
         cores=_numbers("cores", cores),
         instances=tuple(instances.split(",")) if instances else (), batch=batch,
     )  # fmt: skip
-    jobs, refused = advice.candidates(base, found, wishes, known)
+    jobs, refused = advice.candidates(base, known_runs, wishes, known)
     if search:
         searching = Searching(
             files=runs, deadline_s=limit_s, improvement=improvement,
-            data=advice.data_taken(base, found, wishes),
+            data=advice.data_taken(base, known_runs, wishes),
         )  # fmt: skip
         searching.run(jobs, measured=measured, following=following, as_json=as_json)
         return
-    forecaster = _learned(predictor, [run for run in found if run.job.workload.model == base.workload.model])
+    forecaster = _learned(
+        predictor, [run for run in known_runs if run.job.workload.model == base.workload.model]
+    )
     with progress("configurations") as advance:
-        told = advice.advise(
+        advised = advice.advise(
             forecaster, jobs, limit_s, risk=risk, refused=refused, progress=advance,
-            data=advice.data_taken(base, found, wishes),
+            data=advice.data_taken(base, known_runs, wishes),
         )  # fmt: skip
     if as_json:
         from foretrain.report import dump
 
-        typer.echo(dump(advice.to_dict(told)))
+        typer.echo(dump(advice.to_dict(advised)))
     else:
-        _show(told, top)
-    if told.best is None:
+        _show(advised, top)
+    if advised.best is None:
         raise typer.Exit(1)
 
 
@@ -139,20 +141,20 @@ def _start(job: Job, runs: list[Run], model: str | None) -> tuple[Job, list[Run]
     return (advice.template(alike), alike) if alike else (job, [Run(job=job, measured={})])
 
 
-def _show(told: Advice, top: int) -> None:
+def _show(advised: Advice, top: int) -> None:
     from foretrain.advice import notes
     from foretrain.report.tables import advice_table
 
-    say(f"data: {told.data}")
-    for what, why in list(told.refused.items())[:5]:
+    say(f"data: {advised.data}")
+    for what, why in list(advised.refused.items())[:5]:
         say(f"not forecast: {what}: {why}")
-    if len(told.refused) > 5:
-        say(f"not forecast: {len(told.refused) - 5} more")
-    if told.options:
-        show(advice_table(told, top))
-        for line in notes(told.options[:top]):
+    if len(advised.refused) > 5:
+        say(f"not forecast: {len(advised.refused) - 5} more")
+    if advised.options:
+        show(advice_table(advised, top))
+        for line in notes(advised.options[:top]):
             say(line)
-    if told.best is None:
+    if advised.best is None:
         say("no configuration meets the deadline with that risk")
 
 

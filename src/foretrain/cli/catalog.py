@@ -46,14 +46,14 @@ def catalog(
         return
     if kind not in KINDS and name is None:
         kind, name = kind_of(kind, known), kind
-    found = entries(kind, name, known)
+    listed = entries(kind, name, known)
     if as_json:
         from foretrain.report import dump
 
-        typer.echo(dump(found if name is None else next(iter(found.values()))))
+        typer.echo(dump(listed if name is None else next(iter(listed.values()))))
     else:
         show(
-            tables.details(next(iter(found.values())))
+            tables.details(next(iter(listed.values())))
             if name is not None
-            else tables.listing(kind, found, known)
+            else tables.listing(kind, listed, known)
         )

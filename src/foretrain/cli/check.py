@@ -70,16 +70,16 @@ def check(
     job = one_job(target, launch_files, options)
     chosen = predictors.get(predictor)
     checked = check_job(job, chosen, limits)
-    found = None
+    explained = None
     if base is not None:
         before = forecast_of_file(base, Catalog.load(options.get("catalog")), chosen)
-        found = explain(before, checked.forecast, names=NAMES)
+        explained = explain(before, checked.forecast, names=NAMES)
     if as_json:
-        against = {} if found is None else {"against_base": found.to_dict()}
+        against = {} if explained is None else {"against_base": explained.to_dict()}
         typer.echo(dump(checked.to_dict() | {"forecast": checked.forecast.to_dict()} | against))
     elif markdown:
-        typer.echo(check_markdown(checked, found))
+        typer.echo(check_markdown(checked, explained))
     else:
-        typer.echo("\n".join(check_lines(checked, found)))
+        typer.echo("\n".join(check_lines(checked, explained)))
     if not checked.holds:
         raise typer.Exit(1)

@@ -120,29 +120,29 @@ def design(
         if features is not None or log or operators:
             raise typer.BadParameter("--features, --log and --operators are for tables, not for jobs")
         if file is None:
-            found = _sizes(cluster, scale, parse_seconds(whole_time, "whole-time"), predictor, before, out)
+            choices = _sizes(cluster, scale, parse_seconds(whole_time, "whole-time"), predictor, before, out)
         else:
             home = Path() if out is None else out.parent
-            found = _jobs(file, cluster, scale, predictor, before, quadratic, home, method)
+            choices = _jobs(file, cluster, scale, predictor, before, quadratic, home, method)
     else:
-        found = _rows(
+        choices = _rows(
             Path(str(file)), budget is not None, predictor, before, operators, features, cost_column, log,
             quadratic,
         )  # fmt: skip
-    if budget is not None and not found.priced:
+    if budget is not None and not choices.priced:
         raise InputError("--budget: no forecast says how long the jobs take; use --count")
-    limits: dict[str, Any] = {"budget_s": budget_s, "count": count, "known": found.known}
-    chosen = choose.design(method, found.candidates, **limits, seed=seed)
-    gain = choose.gain(chosen, found.candidates, **limits)
-    chosen_rows = [found.rows[place] for place in chosen.chosen]
+    limits: dict[str, Any] = {"budget_s": budget_s, "count": count, "known": choices.known}
+    chosen = choose.design(method, choices.candidates, **limits, seed=seed)
+    gain = choose.gain(chosen, choices.candidates, **limits)
+    chosen_rows = [choices.rows[place] for place in chosen.chosen]
     if out is not None:
         _write(out, chosen_rows)
     if as_json:
         from foretrain.report import dump
 
-        typer.echo(dump(_document(chosen, found, gain, chosen_rows)))
+        typer.echo(dump(_document(chosen, choices, gain, chosen_rows)))
     else:
-        show(*_report(chosen, found, gain))
+        show(*_report(chosen, choices, gain))
 
 
 # Candidates: jobs
@@ -181,20 +181,20 @@ def _jobs(
     runs = [run for path in before for _, run in read_runs(path)]
     cells, labels, row = (_listed(file), None, None) if cluster is None else _scaled(file, cluster, scale)
     with progress("candidates") as advance:
-        found = job_candidates(
+        proposed = job_candidates(
             cells, predictor, measured=[run.job for run in runs], row=row if name is None else None,
             step_s=_Expected(predictor), labels=labels, quadratic=quadratic, progress=advance,
         )  # fmt: skip
-    say_left_out(found.left_out, 3)
-    priced = found.unpriced is None
+    say_left_out(proposed.left_out, 3)
+    priced = proposed.unpriced is None
     if not priced:
-        say(f"how long the measurements take is not known ({found.unpriced})")
+        say(f"how long the measurements take is not known ({proposed.unpriced})")
     about = {"method": method, "predictor": predictor.name}
     lines = [
         line_of(cell, home, **about, **({"expected_s": round(float(cost), 1)} if priced else {}))
-        for cell, cost in zip(found.cells, found.candidates.cost_s, strict=True)
+        for cell, cost in zip(proposed.cells, proposed.candidates.cost_s, strict=True)
     ]
-    return _Choices(candidates=found.candidates, rows=lines, known=found.known, priced=priced)
+    return _Choices(candidates=proposed.candidates, rows=lines, known=proposed.known, priced=priced)
 
 
 def _listed(file: str) -> list[Cell]:
@@ -268,12 +268,12 @@ def _sizes(
     for option, given in (("--predictor", predictor), ("--measured", before), ("--out", out)):
         if given:
             raise InputError(f"{option}: needs the job to scale: design JOB.toml --cluster {cluster}")
-    found = cluster_candidates(
+    candidates = cluster_candidates(
         _counts(str(cluster)),
         _numbers("scale", scale),
         lambda count, share: ernest_cost(count, share, whole_s=whole_s),
     )
-    return _Choices(candidates=found, rows=[dict(label) for label in found.labels])
+    return _Choices(candidates=candidates, rows=[dict(label) for label in candidates.labels])
 
 
 def _counts(text: str) -> list[int]:
@@ -360,13 +360,13 @@ def _write(path: Path, rows: Rows) -> None:
 # Results
 
 
-def _document(chosen: Design, found: _Choices, gain: Gain, rows: Rows) -> dict[str, Any]:
+def _document(chosen: Design, choices: _Choices, gain: Gain, rows: Rows) -> dict[str, Any]:
     return {
         "method": chosen.method,
-        "candidates": len(found.candidates.cost_s),
-        "features": list(found.candidates.names),
+        "candidates": len(choices.candidates.cost_s),
+        "features": list(choices.candidates.names),
         "count": len(chosen.chosen),
-        "cost_s": chosen.cost_s if found.priced else None,
+        "cost_s": chosen.cost_s if choices.priced else None,
         "log_det": chosen.log_det,
         "trace_inverse": chosen.trace_inverse,
         "determined": chosen.determined,

@@ -37,13 +37,13 @@ def explain(
 
     known = Catalog.load(catalog)
     chosen = predictors.get(predictor)
-    found = compare(forecast_of_file(first, known, chosen), forecast_of_file(second, known, chosen))
+    explained = compare(forecast_of_file(first, known, chosen), forecast_of_file(second, known, chosen))
     if as_json:
-        typer.echo(dump(found.to_dict()))
+        typer.echo(dump(explained.to_dict()))
         return
     from foretrain.report.text import explanation
 
-    show(explanation(found))
+    show(explanation(explained))
 
 
 def forecast_of_file(path: Path, catalog: Catalog, predictor: Predictor) -> Forecast:

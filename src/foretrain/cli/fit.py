@@ -82,15 +82,15 @@ def fit(
         )
     apply(ctx, predictor)
     hush_ray()
-    found = [run for path in runs for run in runs_of_file(path)]
+    all_runs = [run for path in runs for run in runs_of_file(path)]
     if isinstance(predictor, OperatorPredictor) and datasets:
         operators, sources = _operators(datasets, device, published)
-        _relearn(predictor, operators, found, [*sources, *map(source_of, runs)])
+        _relearn(predictor, operators, all_runs, [*sources, *map(source_of, runs)])
     else:
         with progress("learning") as predictor.progress:
-            predictor.fit(_watched(found))
-    _tell_left_out(predictor, len(found))
-    predictor.records_ = of_learned(predictor, found)
+            predictor.fit(_watched(all_runs))
+    _tell_left_out(predictor, len(all_runs))
+    predictor.records_ = of_learned(predictor, all_runs)
     predictor.save(out)
     say(f"{predictor.name} in {out}; use it with --predictor {predictors.name_of_saved(name, out)}")
     _tell(predictor)

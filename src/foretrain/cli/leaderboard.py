@@ -44,7 +44,7 @@ def leaderboard(
     hush_ray()
     one_thread()
     from foretrain.files import check_target
-    from foretrain.leaderboard import Task, board
+    from foretrain.leaderboard import BoardTask, board
     from foretrain.report.tables import evaluation_tables
 
     if out is not None:
@@ -52,7 +52,7 @@ def leaderboard(
     if work is not None:
         check_target(work, folder=True)
 
-    def starting(task: Task, done: int, total: int) -> None:
+    def starting(task: BoardTask, done: int, total: int) -> None:
         say(f"{done + 1} of {total}: {task}")
 
     made = board(runs, names=predictor or (), most=most, work=work, processes=processes, starting=starting)

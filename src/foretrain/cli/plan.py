@@ -322,15 +322,15 @@ def _sweep(asked: _Asked, swept: Mapping[str, Sequence[Any]], as_json: bool) -> 
     from foretrain.report import dump
     from foretrain.report.plans import sweep_table
 
-    found = []
+    planned = []
     for values in itertools.product(*swept.values()):
         settings = dict(zip(swept, values, strict=True))
-        found.append((settings, asked.plans(asked.job(settings))))
+        planned.append((settings, asked.plans(asked.job(settings))))
     if as_json:
-        typer.echo(dump({"sweep": [{"set": one, **plans.to_dict()} for one, plans in found]}))
+        typer.echo(dump({"sweep": [{"set": one, **plans.to_dict()} for one, plans in planned]}))
     else:
-        show(sweep_table(found))
-    if not any(plans.best for _, plans in found):
+        show(sweep_table(planned))
+    if not any(plans.best for _, plans in planned):
         raise typer.Exit(1)
 
 
@@ -340,12 +340,12 @@ def _largest(asked: _Asked, what: str, as_json: bool) -> None:
     from foretrain.report.plans import largest_lines
 
     wanted = asked.wanted
-    found = largest(what, asked.job({}), asked.plans, max(wanted.counts, default=wanted.most))
+    largest_fit = largest(what, asked.job({}), asked.plans, max(wanted.counts, default=wanted.most))
     if as_json:
-        typer.echo(dump(found.to_dict()))
+        typer.echo(dump(largest_fit.to_dict()))
     else:
-        show(*largest_lines(found))
-    if found.option is None:
+        show(*largest_lines(largest_fit))
+    if largest_fit.option is None:
         raise typer.Exit(1)
 
 

@@ -1,5 +1,5 @@
-"""What commands share that fan out: ``--processes N`` and ``--ray [ADDRESS]``, whose value may be left
-out."""
+"""Defines the options of commands that fan out: ``--processes N`` and ``--ray [ADDRESS]``, whose value may
+be left out."""
 
 from __future__ import annotations
 

@@ -211,8 +211,8 @@ def schedule(
     now = None if when is None or trace is None else queue_now(Path(trace), format)
     jobs = _jobs(trace, generate, format, first, now)
     if now is not None:
-        told = f"{now.running:,} running, {now.waiting:,} waiting, {now.history:,} ended that tell how long"
-        say(f"{jobs.name}: the queue as it stands: {told}")
+        counts = f"{now.running:,} running, {now.waiting:,} waiting, {now.history:,} ended that tell how long"
+        say(f"{jobs.name}: the queue as it stands: {counts}")
         if errors is None and residuals is None and now.error:
             errors = f"{min(now.error, 9.0):.3f}"
     if seeds is None:
@@ -226,7 +226,7 @@ def schedule(
     every_s = _seconds("checkpoint-every", checkpoint_every or "30min")
     nodes_to_rack = 16 if rack is None else rack
     scenarios = _scenarios(
-        jobs, policy.split(","), cluster=cluster, rack=nodes_to_rack,
+        policy.split(","), cluster=cluster, rack=nodes_to_rack,
         placement=placement, rounds=rounds, beliefs=beliefs, seeds=seeds,
         source={"throughputs": throughputs, "predictor": predictor, "templates": templates,
         "slowdown_per_node": slowdown_per_node or 0.0,
@@ -311,7 +311,7 @@ def _jobs(
 
 
 def _scenarios(
-    jobs: Trace, policies: Sequence[str], *, cluster: str, rack: int, placement: str, rounds: str | None,
+    policies: Sequence[str], *, cluster: str, rack: int, placement: str, rounds: str | None,
     beliefs: Sequence[dict[str, Any]], seeds: int,
     source: dict[str, Any], settings: dict[str, Any], world: dict[str, Any],
     failures: tuple[str | None, str | None, str, Path | None],

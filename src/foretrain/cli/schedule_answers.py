@@ -35,22 +35,22 @@ def answer_when(
         why = "in rounds policies know how many steps jobs have, and lengths that are drawn would be no news"
         raise InputError(f"when: policy {in_rounds} cannot honour it; {why}")
     chosen = [each for each in scenarios if errors_told or each.error > 0]
-    told = bool(chosen)
-    if not told:
+    errors_given = bool(chosen)
+    if not errors_given:
         chosen = [dataclasses.replace(each, error=USUAL_ERROR) for each in scenarios]
     total = len(chosen) * draws
     with progress("draws") as advance:
-        found = etas(jobs, chosen, name, draws=draws, done=lambda count: advance(count, total), **how)
+        answers = etas(jobs, chosen, name, draws=draws, done=lambda count: advance(count, total), **how)
     if as_json:
-        typer.echo(dump({"when": [each.to_dict() for each in found]}))
+        typer.echo(dump({"when": [each.to_dict() for each in answers]}))
         return
-    several = len({each.estimates for each in found}) > 1
+    several = len({each.estimates for each in answers}) > 1
     heads = ["policy", *(["estimates"] if several else []), *_WHEN_HEADS]
     rows = [
         [each.policy, *([each.estimates] if several else []), *_cells(each.waits), *_cells(each.ends)]
-        for each in found
+        for each in answers
     ]
-    show(table(heads, rows, right=heads[1:]), _about(found[0], told=told, several=several))
+    show(table(heads, rows, right=heads[1:]), _about(answers[0], errors_given=errors_given, several=several))
 
 
 _WHEN_HEADS = ("starts after", "80 % of draws", "ends after", "80 % of draws")
@@ -65,11 +65,11 @@ def _cells(times: Times) -> list[str]:
     ]
 
 
-def _about(found: Eta, *, told: bool, several: bool) -> str:
-    assumed = "" if told else " (assumed; --errors or --residuals say more)"
-    gpus = counted(found.job.gpus, "GPU")
-    estimates = "" if several else f", estimates {found.estimates}{assumed}"
-    return f"{found.job.name}: {gpus}, from its arrival on; {found.draws} draws{estimates}"
+def _about(eta: Eta, *, errors_given: bool, several: bool) -> str:
+    assumed = "" if errors_given else " (assumed; --errors or --residuals say more)"
+    gpus = counted(eta.job.gpus, "GPU")
+    estimates = "" if several else f", estimates {eta.estimates}{assumed}"
+    return f"{eta.job.name}: {gpus}, from its arrival on; {eta.draws} draws{estimates}"
 
 
 def answer_buy(
@@ -148,9 +148,9 @@ def answer_search(
     chosen = list({each.policy: each for each in scenarios}.values())
     total = len(chosen) * trials
     with progress("trials") as advance:
-        found = search(jobs, chosen, trials=trials, done=lambda count: advance(count, total), **how)
+        answers = search(jobs, chosen, trials=trials, done=lambda count: advance(count, total), **how)
     if as_json:
-        typer.echo(dump({"search": [each.to_dict() for each in found]}))
+        typer.echo(dump({"search": [each.to_dict() for each in answers]}))
         return
     rows = [
         [
@@ -159,12 +159,12 @@ def answer_search(
             *(format_seconds(value) for value in (each.unseen_default_s, each.unseen_s)),
             f"{each.unseen_s / each.unseen_default_s - 1:+.1%}",
         ]
-        for each in found
+        for each in answers
     ]
     heads = ["policy", "first half", "tuned", "second half", "tuned there", "change"]
     lines = [
         f"{each.policy}: " + ", ".join(f"{name} = {_shown(value)}" for name, value in each.parameters.items())
-        for each in found
+        for each in answers
     ]
     show(table(heads, rows, right=heads[1:]), *lines)
     show(

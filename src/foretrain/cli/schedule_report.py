@@ -63,10 +63,10 @@ def report(jobs: Trace, outcomes: Sequence[Outcome], cluster: str, *, by_group: 
         f"{jobs.name} ({jobs.format}): {counted(len(jobs.jobs), 'job')} "
         f"on {hardware_of(cluster, first.machines)}{mean}"
     )
-    told = {name: value for name, value in settings_of(first).items() if name in _TOLD}
+    shown_settings = {name: value for name, value in settings_of(first).items() if name in _TOLD}
     if not several and first.quality != EXACT:
-        told = {"estimates": first.quality.text, **told}
-    parts += [f"{name}: {value}" for name, value in told.items()]
+        shown_settings = {"estimates": first.quality.text, **shown_settings}
+    parts += [f"{name}: {value}" for name, value in shown_settings.items()]
     if any("@" in machine.device for machine in first.machines):
         parts.append("energy: not told of slices, of which the catalogue has no power")
     return parts
@@ -78,17 +78,17 @@ def _tables(
     """Headings and rows, a table for each group of figures of which any is known."""
     from foretrain.scheduling.page import figures
 
-    told = {key: figures(found) for key, found in means.items()}
-    known = {name for found in told.values() for name in found}
+    columns = {key: figures(averages) for key, averages in means.items()}
+    known = {name for averages in columns.values() for name in averages}
     tables = []
     for chosen in groups:
         shown = [name for name in chosen if name in known]
         rows, heads = [], []
-        for (policy, quality), found in means.items() if shown else ():
-            cells = {name: told[policy, quality].get(name, "0") for name in shown}
+        for (policy, quality), averages in means.items() if shown else ():
+            cells = {name: columns[policy, quality].get(name, "0") for name in shown}
             extra = {"estimates": quality.text} if several else {}
             if several and "average JCT" in chosen:
-                extra["vs exact"] = _against(means, policy, found)
+                extra["vs exact"] = _against(means, policy, averages)
             heads = ["policy", *extra, *cells]
             rows.append([policy, *extra.values(), *cells.values()])
         if shown:
@@ -140,13 +140,13 @@ def _groups(outcomes: Sequence[Outcome]) -> RenderableType:
     rows = []
     for outcome in outcomes:
         if outcome.scenario.seed == 0:
-            for group, found in outcome.groups.items():
-                cells = figures(found)
+            for group, averages in outcome.groups.items():
+                cells = figures(averages)
                 rows.append(
                     [
                         outcome.scenario.policy,
                         group,
-                        f"{found.jobs:,}",
+                        f"{averages.jobs:,}",
                         cells["average JCT"],
                         cells["p95"],
                         cells["queueing"],

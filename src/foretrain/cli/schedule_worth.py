@@ -27,6 +27,7 @@ _HEADS = {
 
 
 def errors_of(text: str) -> list[float]:
+    """Fractions by which estimates are off, from text such as ``0,0.1,0.5``."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
@@ -79,10 +80,10 @@ def worth_tables(outcomes: Sequence[Outcome]) -> list[RenderableType]:
     from foretrain.report.tables import table
     from foretrain.scheduling.answers.worth import worth
 
-    found = worth(outcomes)
-    if not found:
+    compared = worth(outcomes)
+    if not compared:
         return []
-    names = [name for name in _HEADS if any(name in each.figures for each in found)]
+    names = [name for name in _HEADS if any(name in each.figures for each in compared)]
     heads = ["policy", "estimates", *(_HEADS[name] for name in names)]
     rows = [
         [
@@ -90,7 +91,9 @@ def worth_tables(outcomes: Sequence[Outcome]) -> list[RenderableType]:
             each.estimates,
             *(each.figures[name].text() if name in each.figures else "" for name in names),
         ]
-        for each in found
+        for each in compared
     ]
-    told = f"beside exact estimates; ± holds the mean 19 times of 20 over {found[0].workloads} workloads"
-    return [table(heads, rows, right=heads[2:]), told]
+    caption = (
+        f"beside exact estimates; ± holds the mean 19 times of 20 over {compared[0].workloads} workloads"
+    )
+    return [table(heads, rows, right=heads[2:]), caption]

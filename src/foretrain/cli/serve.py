@@ -70,10 +70,10 @@ def serve(
     """Answer over HTTP: a page, forecasts, plans, simulations, and a store of runs."""
     hush_ray()
     from foretrain.measure.store import default_store, hide_password
-    from foretrain.serve.settings import Limits, ServerSettings, usual_processes
+    from foretrain.serve.settings import RequestLimits, ServerSettings, usual_processes
     from foretrain.units import parse_bytes
 
-    limits = Limits(
+    limits = RequestLimits(
         body_bytes=int(parse_bytes(body, "--body")),
         upload_bytes=int(parse_bytes(upload, "--upload")),
         forecast_s=forecast_seconds,

@@ -108,14 +108,17 @@ def _options(kind: type[Predictor]) -> list[Any]:
     parameters = []
     for field, facts in fields:
         name = facts["name"] or field.name
-        told = typer.Option(
+        declared = typer.Option(
             f"--{name.replace('_', '-')}", min=facts["least"], metavar=facts["metavar"],
             help=f"{kind.name}: {facts['help']}", show_default=False
         )  # fmt: skip
         hint = str if facts["parse"] else hints[field.name]
         parameters.append(
             inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, told]
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[hint | None, declared],
             )
         )
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from foretrain.cluster import Cluster, Group
 from foretrain.costs.algorithms import Algorithm, Kind, Load, algorithms, by_rail, traffic
 from foretrain.costs.base import Column
-from foretrain.costs.topology import Placement, Team, adapters, nodes_under_a_leaf, place_team, team
+from foretrain.costs.topology import Team, TeamPlacement, adapters, nodes_under_a_leaf, place_team, team
 from foretrain.costs.transports import (
     SERVER,
     TRANSPORTS,
@@ -37,7 +37,7 @@ from foretrain.costs.transports import (
 )
 from foretrain.errors import invalid, unknown
 
-__all__ = ["Collectives", "Kind", "Library", "Placement", "Rates", "Team", "team"]
+__all__ = ["Collectives", "Kind", "Library", "Team", "TeamPlacement", "TeamRates", "team"]
 
 Sizes = npt.NDArray[np.number]
 
@@ -51,15 +51,13 @@ they use several threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class TeamRates:
     """What each member of a team has by data sheet, for messages to all others alike."""
 
     inside_bytes_per_s: float
     """Over NVLink or PCIe, to members that it joins."""
     outside_bytes_per_s: float
     """Its part of the adapters of its node, as far as the network above them carries it."""
-    inside_latency_s: float
-    outside_latency_s: float
 
 
 class Collectives:
@@ -154,11 +152,11 @@ class Collectives:
         algorithms(self.library, kind)
         return traffic(kind, team.size) * size_bytes if team.size > 1 else 0.0
 
-    def placement(self, team: Team) -> Placement:
+    def placement(self, team: Team) -> TeamPlacement:
         """Which members share a node and an NVLink domain; of several groups, where fewest do."""
         return min((route.placement(team) for route in self._routes), key=lambda found: found.per_domain)
 
-    def rates(self, team: Team) -> Rates:
+    def rates(self, team: Team) -> TeamRates:
         """What the members of a team have to exchange messages with all others, in the slowest group."""
         found = [route.rates(team) for route in self._routes]
         return min(found, key=lambda rates: (rates.outside_bytes_per_s, rates.inside_bytes_per_s))
@@ -227,17 +225,15 @@ class _Route:
             loads = [by_rail(load, placed.per_node, placed.domains) for load in loads]
         return inside, outside, [load for load in loads if self._can(load, placed)]
 
-    def placement(self, team: Team) -> Placement:
+    def placement(self, team: Team) -> TeamPlacement:
         return place_team(team, self._group)
 
-    def rates(self, team: Team) -> Rates:
+    def rates(self, team: Team) -> TeamRates:
         placed = self.placement(team)
         inside, outside = self._inside(max(2, placed.per_domain)), self._outside(team, placed)
-        return Rates(
+        return TeamRates(
             inside_bytes_per_s=inside.rate,
             outside_bytes_per_s=outside.rate / outside.narrows[True] / placed.per_domain,
-            inside_latency_s=inside.latency_s,
-            outside_latency_s=outside.latency_s,
         )
 
     @property
@@ -261,7 +257,7 @@ class _Route:
         transport = self._transports[transport_name(self._library, kind, device)]
         return _Lane(rate, transport.most_bytes_per_s, latency_s, transport, own=True)
 
-    def _outside(self, team: Team, placed: Placement) -> _Lane:
+    def _outside(self, team: Team, placed: TeamPlacement) -> _Lane:
         """The adapters of all nodes of a domain work together."""
         link = self._group.inter_node
         used = placed.nodes_per_domain * adapters(team, self._group)
@@ -275,7 +271,7 @@ class _Route:
             narrows=self._narrows(team, placed),
         )
 
-    def _narrows(self, team: Team, placed: Placement) -> tuple[float, float]:
+    def _narrows(self, team: Team, placed: TeamPlacement) -> tuple[float, float]:
         """Above its leaf switches a network may be narrower. Of a ring one node of each leaf sends up, of
         messages to all those for nodes elsewhere do."""
         near = nodes_under_a_leaf(team, self._group)
@@ -286,7 +282,7 @@ class _Route:
         ring, to_all = (max(1.0, self._group.inter_node.oversubscription * share) for share in up)
         return ring, to_all
 
-    def _can(self, load: Load, placed: Placement) -> bool:
+    def _can(self, load: Load, placed: TeamPlacement) -> bool:
         """Whether switches add up: NVSwitch from its third generation on, that of Hopper; those of the
         network where the job says so."""
         if load.reduces == "in the network" and (not self._group.inter_node.sharp or placed.domains == 1):

@@ -157,9 +157,15 @@ def _fit(
     return OperatorModel(grow(rows, targets, weights, **growth), effects, default)
 
 
+_WEIGHT_OF_ONE_S = 1e-5
+"""The time of an operator that counts as one."""
+_WEIGHTS = (0.1, 10.0)
+"""Between which times count in proportion, before the root is taken."""
+
+
 def _weights(seconds: npt.NDArray[np.float64], devices: Sequence[str]) -> npt.NDArray[np.float64]:
     """Long operators count more, as steps are made of them; a device with many less than in proportion."""
-    weights = np.clip(seconds / 1e-5, 0.1, 10.0) ** 0.5
+    weights = np.clip(seconds / _WEIGHT_OF_ONE_S, *_WEIGHTS) ** 0.5
     each = np.array(devices)
     for device in set(devices):
         weights[each == device] /= float(np.sum(each == device)) ** 0.5
@@ -195,12 +201,12 @@ def _lookup(table: dict[int, tuple[float, int]]) -> Lookup:
 
 def _kernel_kinds(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
     """The mean number of kernels of each kind of operator and, for kinds never seen, of each name."""
-    found: dict[str, list[int]] = {}
+    counts_by_kind: dict[str, list[int]] = {}
     for one in operators:
         if one.kernels is not None and not traits(one.name).multi_tensor:
             for kind in (one.name, kernel_kind(one.name, one.inputs)):
-                found.setdefault(kind, []).append(one.kernels)
-    return {kind: round(float(np.mean(counts)), 2) for kind, counts in sorted(found.items())}
+                counts_by_kind.setdefault(kind, []).append(one.kernels)
+    return {kind: round(float(np.mean(counts)), 2) for kind, counts in sorted(counts_by_kind.items())}
 
 
 def kernel_models(
@@ -211,7 +217,7 @@ def kernel_models(
     for one, described in operators:
         if one.kernels is not None and described.figures and not traits(one.name).multi_tensor:
             families.setdefault(described.family, []).append((one, described))
-    found: dict[str, OperatorModel] = {}
+    models: dict[str, OperatorModel] = {}
     for family, members in sorted(families.items()):
         logs = np.log([max(1, one.kernels or 1) for one, _ in members])
         if len(members) < _LEAST or float(logs.std()) < _FEW_KERNELS_DIFFER:
@@ -221,18 +227,20 @@ def kernel_models(
         rows = np.array(
             [[*described.figures, *kernel_figures(one), effects[one.name]] for one, described in members]
         )
-        found[family] = OperatorModel(grow(rows, logs, weights, **_FOR_KERNELS), effects, float(logs.mean()))
-    return found
+        models[family] = OperatorModel(grow(rows, logs, weights, **_FOR_KERNELS), effects, float(logs.mean()))
+    return models
 
 
 def dispatch_costs(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
     """Median host seconds by operator name; of multi-tensor operators per tensor."""
-    found: dict[str, list[float]] = {}
+    times_by_name: dict[str, list[float]] = {}
     for one in operators:
         if one.host_s is not None:
             many = traits(one.name).multi_tensor
-            found.setdefault(one.name, []).append(one.host_s / (max(1, len(one.inputs)) if many else 1))
-    return {name: float(f"{np.median(values):.4g}") for name, values in sorted(found.items())}
+            times_by_name.setdefault(one.name, []).append(
+                one.host_s / (max(1, len(one.inputs)) if many else 1)
+            )
+    return {name: float(f"{np.median(values):.4g}") for name, values in sorted(times_by_name.items())}
 
 
 def _check_library() -> None:

@@ -53,7 +53,7 @@ def is_generated(operator: Operator) -> bool:
 
 def generated_time_s(operator: Operator, device: Device) -> float:
     """Seconds of all kernels of one call."""
-    kind, args, processors = operator.overload, operator.args, device.sms or 100
+    kind, args, processors = operator.overload, operator.args, device.processors
     bandwidth = device.memory_bytes_per_s * device.sustained_memory
     total, points = int(args["total"]), max(1, int(args["points"]))
     share = _TURNED_SHARE if _turns_few_channels(operator) else _MEMORY_SHARE[kind]

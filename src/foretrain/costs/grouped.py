@@ -93,10 +93,10 @@ def issue_s(operators: Sequence[Operator], recipe: str | None, *, by_chance: boo
     """Host seconds of calls in which each expert has kernels of its own, as in Transformer Engine's grouped
     layers: a product of cuBLAS, in fp8 (with a recipe) behind the casts of its rows."""
     product_s = _NEW_ROWS_S if by_chance else _LAUNCH_S
-    found = np.zeros(len(operators))
+    seconds = np.zeros(len(operators))
     for i, one in enumerate(operators):
         if traits(one.name).kind == "grouped product":
             casts = _CAST_KERNELS.get(recipe or "", 0) if meets_weights(one) else 0
             kernels = casts + _SCALE_KERNELS.get(recipe or "", 0)
-            found[i] = (product_s + _LAUNCH_S * kernels) * grouped_sizes(one)[3]
-    return found
+            seconds[i] = (product_s + _LAUNCH_S * kernels) * grouped_sizes(one)[3]
+    return seconds

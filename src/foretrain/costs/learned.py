@@ -221,14 +221,14 @@ class LearnedCosts:
         self, operators: Sequence[Operator], device: Device, precision: str
     ) -> npt.NDArray[np.bool_]:
         """Which operators were measured on the very device."""
-        found = np.zeros(len(operators), dtype=np.bool_)
+        is_known = np.zeros(len(operators), dtype=np.bool_)
         if device.name in self.lookups:
             launching = np.array(
                 [i for i, operator in enumerate(operators) if operator.launches], dtype=np.int64
             )
             known, _ = self._measured([operators[i] for i in launching.tolist()], device, precision)
-            found[launching[known]] = True
-        return found
+            is_known[launching[known]] = True
+        return is_known
 
     def check(self, device: Device) -> None:
         """Refuse a GPU where no operator of any GPU was learned from."""
@@ -242,13 +242,13 @@ class LearnedCosts:
         self, operators: Sequence[Operator], device: Device, precision: str
     ) -> dict[str, list[int]]:
         """The operators of families that were never measured, which have their roofline time, by family."""
-        found: dict[str, list[int]] = {}
+        by_family: dict[str, list[int]] = {}
         for i, operator in enumerate(operators):
             if operator.launches and not device.is_cpu:
                 family = describe_once(operator, device, precision).family
                 if family not in self.models[GENERAL] and family not in self.models.get(device.name, {}):
-                    found.setdefault(family, []).append(i)
-        return found
+                    by_family.setdefault(family, []).append(i)
+        return by_family
 
     def knows(self, device: Device) -> bool:
         """Whether operators were measured on this very device."""

@@ -73,7 +73,7 @@ def serial_s(call: Call, device: Device) -> float:
 def _bilinear_s(call: Call, device: Device) -> float:
     samples, channels, *image = call.inputs[0].shape
     pixels = math.prod(call.args.get("output_size") or image)
-    waves = pixels / (_THREADS_PER_SM * (device.sms or 100))
+    waves = pixels / (_THREADS_PER_SM * device.processors)
     return _PLANE_S * samples * channels * max(1.0, waves)
 
 

@@ -121,7 +121,7 @@ class StartUp:
         if min(counts.values()) < 3:
             given = f"{counts[False]} eager and {counts[True]} compiled starts of fresh processes"
             raise InputError(f"starts: {given}; at least 3 of each are needed")
-        found = cls(**_constants(starts), devices=tuple(sorted(set(devices))), starts=len(starts))
+        fitted = cls(**_constants(starts), devices=tuple(sorted(set(devices))), starts=len(starts))
         ratios: dict[bool, list[float]] = {False: [], True: []}
         for one in starts:
             others = cls(**_constants([start for start in starts if start is not one]))
@@ -131,7 +131,7 @@ class StartUp:
                 before_s = one.process_s + one.build_s
             ratios[one.compiled].append((before_s + one.first_steps_s) / median_s)
         return dataclasses.replace(
-            found, spread=_spread(ratios[False]), compiled_spread=_spread(ratios[True])
+            fitted, spread=_spread(ratios[False]), compiled_spread=_spread(ratios[True])
         )
 
     def median_s(

@@ -55,7 +55,7 @@ def team(degree: int, stride: int, devices_per_node: int) -> Team:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class TeamPlacement:
     """Where the members of a team lie: on nodes, which lie in NVLink domains, which the network joins."""
 
     per_node: int
@@ -84,19 +84,19 @@ class Placement:
         return (self.size - self.per_domain) / self.size
 
 
-def place_team(members: Team, group: Group) -> Placement:
+def place_team(members: Team, group: Group) -> TeamPlacement:
     """A team on the nodes of a group. Nodes in one domain are a divisor of the team's, so that domains are
     alike.
 
     >>> from foretrain.cluster import Cluster
     >>> racks = Cluster.read({"node": "gb200-nvl72", "nodes": 32}).groups[0]
     >>> place_team(team(degree=32, stride=4, devices_per_node=4), racks)
-    Placement(per_node=1, per_domain=16, domains=2)
+    TeamPlacement(per_node=1, per_domain=16, domains=2)
     """
     trays = group.domain // group.devices_per_node
     most = min(members.nodes, -(-trays // members.spacing))
     joined = next(count for count in range(most, 0, -1) if members.nodes % count == 0)
-    return Placement(
+    return TeamPlacement(
         per_node=members.per_node, per_domain=members.per_node * joined, domains=members.nodes // joined
     )
 

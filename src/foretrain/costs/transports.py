@@ -152,11 +152,12 @@ def transport_name(library: Library, link_kind: str, device: Device) -> str:
     return "nvlink5" if float(device.capability or 0) >= _BLACKWELL else "nvlink4"
 
 
-_BLACKWELL = 10
+_HOPPER, _BLACKWELL = 9, 10
+"""Compute capabilities."""
 
 
 def since_hopper(device: Device) -> bool:
-    return device.vendor == "nvidia" and float(device.capability or 0) >= 9
+    return device.vendor == "nvidia" and float(device.capability or 0) >= _HOPPER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,12 +85,14 @@ def _partial_sums(weight: TensorSpec, groups: int, device: Device) -> float:
     tiles of 128 x 256, and few where there is one value for each pair of channels."""
     rows, columns = weight.shape[0] // groups, math.prod(weight.shape[1:])
     tiles = -(-rows // 128) * -(-columns // 256) * groups
-    parts = (device.sms or 100) // tiles
+    parts = device.processors // tiles
     return 4.0 * weight.numel * (min(parts, 3) if math.prod(weight.shape[2:]) == 1 else parts)
 
 
 _BOOKKEEPING = 256
 """Bytes of a workspace beside the operands; they decide whether it fits where an operand was."""
+_CONVERTED_IN_FP32 = 0.6
+"""Share of the operands of a 1x1 convolution in fp32 that its two gradients convert."""
 
 
 def _pointwise(x: TensorSpec, y: TensorSpec, weight: TensorSpec, *, backward: bool) -> float:
@@ -101,7 +103,7 @@ def _pointwise(x: TensorSpec, y: TensorSpec, weight: TensorSpec, *, backward: bo
     if pixels == 1:
         return 0.0
     if ITEM_BYTES[x.dtype] != 2:
-        return 0.6 * (converted + weight.size_bytes) if backward else 0.0
+        return _CONVERTED_IN_FP32 * (converted + weight.size_bytes) if backward else 0.0
     if pixels % 8 == 0:
         return min(converted, 4.0 * x.shape[0] * weight.numel) if backward else 0.0
     return converted + _BOOKKEEPING if backward or weight.numel >= _LARGE_WEIGHT else 0.0
@@ -135,7 +137,7 @@ def column_sum(operator: Operator, device: Device) -> float:
     if values < min(16 * height, _MOST_VALUES):
         return 0.0
     values = -(-values // height)
-    filled = (device.sms or 100) * (_threads_per_sm(device) // (width * height))
+    filled = device.processors * (_threads_per_sm(device) // (width * height))
     blocks = -(-columns // (vector * width))
     if values < _MOST_VALUES or blocks > filled:
         return 0.0
@@ -148,9 +150,13 @@ _MOST_VALUES = 256
 """That a thread adds up before blocks share a column."""
 
 
+_THREADS_PER_SM = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
+"""That are resident at once, by compute capability."""
+_USUAL_THREADS_PER_SM = 2048
+
+
 def _threads_per_sm(device: Device) -> int:
-    """By compute capability."""
-    return {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}.get(device.capability or "", 2048)
+    return _THREADS_PER_SM.get(device.capability or "", _USUAL_THREADS_PER_SM)
 
 
 @register("_softmax_backward_data")
@@ -194,9 +200,16 @@ def efficient_backward(operator: Operator, device: Device) -> float:
 
 @register("embedding_dense_backward")
 def embedding_backward(operator: Operator, device: Device) -> float:
-    """Long inputs are sorted and summed in segments, of at most eleven rows for ten tokens."""
+    """Long inputs are sorted and summed in segments, in fp32."""
     gradient, tokens = operator.inputs[0], operator.inputs[1].numel
-    return 4.4 * tokens * gradient.shape[-1] if tokens > 3072 else 0.0
+    rows = _ROWS_PER_TOKEN * tokens if tokens > _MOST_UNSORTED else 0.0
+    return 4.0 * rows * gradient.shape[-1]
+
+
+_MOST_UNSORTED = 3072
+"""Tokens up to which the gradient of an embedding is not sorted."""
+_ROWS_PER_TOKEN = 1.1
+"""Segments are at most eleven rows for ten tokens."""
 
 
 @register("_cudnn_rnn", "_cudnn_rnn_backward")

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,16 @@ from foretrain.cluster import Cluster
 from foretrain.errors import ForetrainError, InputError, first_line, invalid
 from foretrain.evaluate.folds import DIMENSIONS, SPLITS, Fold, job_key, split_runs, thinned
 from foretrain.evaluate.forecasts import Answer, Asked, answer_all
+from foretrain.evaluate.results import (
+    BOUNDS,
+    Bound,
+    Comparison,
+    Evaluation,
+    Failure,
+    PredictorScore,
+    Reason,
+    Unsupported,
+)
 from foretrain.evaluate.scores import Scores
 from foretrain.fanout import Progress
 from foretrain.files import parse_json
@@ -28,158 +37,25 @@ from foretrain.predictors.base import Predictor
 from foretrain.step.assembly import HOST_BOUND
 
 __all__ = [
-    "BOUNDS", "DIMENSIONS", "SPLITS", "Bound", "Comparison", "Evaluation", "Failure", "Fold", "Reason",
-    "Result", "Scores", "Unsupported", "bound_of", "evaluate", "job_key", "leaderboard", "scores_of",
+    "BOUNDS",
+    "DIMENSIONS",
+    "SPLITS",
+    "Bound",
+    "Comparison",
+    "Evaluation",
+    "Failure",
+    "Fold",
+    "PredictorScore",
+    "Reason",
+    "Scores",
+    "Unsupported",
+    "bound_of",
+    "evaluate",
+    "job_key",
+    "leaderboard",
+    "scores_of",
     "split_runs",
 ]  # fmt: skip
-
-
-Bound = Literal["host", "device"]
-BOUNDS: tuple[Bound, ...] = get_args(Bound)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """How one predictor did on one quantity of one file.
-
-    Errors are fractions of the measured value; None where ``n`` is 0.
-    """
-
-    predictor: str
-    quantity: str
-    runs_file: str
-    split: str | None
-    n: int
-    """Runs with an error; with ``unsupported`` they make up every tested run that measured the quantity."""
-    mape: float | None
-    median_ape: float | None
-    p90_ape: float | None
-    bias: float | None
-    """Median of the signed error: above zero when the predictor says too much."""
-    coverage: float | None
-    """Share of measured values inside the forecast's interval."""
-    unsupported: int
-    failed: int = 0
-    """Of ``unsupported``, those that were not refused: their forecasts failed, as ``Evaluation.failures``
-    says."""
-    bound: Bound | None = None
-    """Of steps that this bounds alone; None of all."""
-    mre: float | None = None
-    """The mean absolute error over the mean measured value: long steps count for more than short ones."""
-    rmse: float | None = None
-    """Root of the mean squared error, in the unit of the quantity."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """One measured value beside its forecast; ``error`` is (predicted - measured) / measured."""
-
-    runs_file: str
-    line: int
-    predictor: str
-    quantity: str
-    measured: float
-    predicted: float
-    low: float
-    high: float
-    error: float
-    bound: Bound | None = None
-    """What bounded the step, where a GPU's busy time was measured, else by the forecast."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unsupported:
-    """A run, or one quantity of it, without an error figure, and why."""
-
-    runs_file: str
-    line: int
-    predictor: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A line that could not be read (then there is no predictor) or predicted, and why."""
-
-    runs_file: str
-    line: int
-    predictor: str | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
-    """Why runs, or quantities of them, have no error figure; reasons that differ in numbers, or in the
-    quantity, are one."""
-
-    kind: Literal["unsupported", "failed"]
-    predictor: str | None
-    reason: str
-    """That of the first of them."""
-    count: int
-    runs_file: str
-    line: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """The figures, and every run that they come from or that has none."""
-
-    results: tuple[Result, ...]
-    by_bound: tuple[Result, ...]
-    """Of step times: those of steps that the host bounds, and those that the device does."""
-    runs: tuple[Comparison, ...]
-    unsupported: tuple[Unsupported, ...]
-    failures: tuple[Failure, ...]
-
-    @property
-    def reasons(self) -> list[Reason]:
-        """What went wrong, then what is unsupported, the most frequent first."""
-        return [*_reasons("failed", self.failures), *_reasons("unsupported", self.unsupported)]
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Evaluation:
-        """What ``to_dict`` wrote."""
-        kinds: dict[str, type[Any]] = {
-            "results": Result,
-            "by_bound": Result,
-            "runs": Comparison,
-            "unsupported": Unsupported,
-            "failures": Failure,
-        }
-        rows: dict[str, Any] = {
-            name: tuple(kind(**row) for row in document[name]) for name, kind in kinds.items()
-        }
-        return cls(**rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        rows = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {
-            name: [dataclasses.asdict(row) for row in each]
-            for name, each in {**rows, "reasons": self.reasons}.items()
-        }
-
-
-def _reasons(
-    kind: Literal["unsupported", "failed"], rows: Sequence[Unsupported] | Sequence[Failure]
-) -> list[Reason]:
-    alike: dict[tuple[str, str], list[Unsupported | Failure]] = {}
-    for row in rows:
-        quantity, _, rest = row.reason.partition(": ")
-        text = re.sub(r"\d[\d.,]*", "0", rest if quantity in QUANTITIES else row.reason)
-        alike.setdefault((row.predictor or "", text), []).append(row)
-    return [
-        Reason(
-            kind=kind,
-            predictor=group[0].predictor,
-            reason=group[0].reason,
-            count=len(group),
-            runs_file=group[0].runs_file,
-            line=group[0].line,
-        )
-        for group in sorted(alike.values(), key=len, reverse=True)
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +119,7 @@ def evaluate(
     return Evaluation(**{**joined, "failures": (*unread, *joined["failures"])})
 
 
-def leaderboard(evaluation: Evaluation, quantity: str) -> list[Result]:
+def leaderboard(evaluation: Evaluation, quantity: str) -> list[PredictorScore]:
     """The results of one quantity, the smallest mean error first; those without a single error come last."""
     results = [result for result in evaluation.results if result.quantity == quantity]
     return sorted(results, key=lambda result: math.inf if result.mape is None else result.mape)
@@ -334,7 +210,7 @@ def _compare(
     )
 
 
-def _apart(results: Sequence[Result], rows: Sequence[Comparison]) -> Iterator[Result]:
+def _apart(results: Sequence[PredictorScore], rows: Sequence[Comparison]) -> Iterator[PredictorScore]:
     """Step times by what bounds them, where it is known."""
     for one in results:
         for bound in BOUNDS:
@@ -398,21 +274,21 @@ def _result(
     tested: int,
     failed: int,
     bound: Bound | None = None,
-) -> Result:
-    mine = [row for row in rows if row.quantity == quantity and row.runs_file == file]
+) -> PredictorScore:
+    compared = [row for row in rows if row.quantity == quantity and row.runs_file == file]
     figures: dict[str, Any] = dict.fromkeys(
         ("mape", "median_ape", "p90_ape", "bias", "coverage", "mre", "rmse")
     )
-    if mine:
-        scores = scores_of(mine)
+    if compared:
+        scores = scores_of(compared)
         figures = {name: getattr(scores, name) for name in figures}
-    return Result(
+    return PredictorScore(
         predictor=predictor,
         quantity=quantity,
         runs_file=file,
         split=split,
-        n=len(mine),
-        unsupported=tested - len(mine),
+        n=len(compared),
+        unsupported=tested - len(compared),
         failed=failed,
         bound=bound,
         **figures,

@@ -115,7 +115,9 @@ def thinned(fold: Fold, runs: Sequence[Run], most: int, seed: int) -> Fold:
     for i in fold.train or ():
         by_model.setdefault(runs[i].job.workload.model.key, []).append(i)
     drawn = [
-        one for mine in by_model.values() for one in random.Random(seed).sample(mine, min(most, len(mine)))
+        one
+        for of_model in by_model.values()
+        for one in random.Random(seed).sample(of_model, min(most, len(of_model)))
     ]
     return fold if fold.train is None else dataclasses.replace(fold, train=tuple(sorted(drawn)))
 
@@ -124,7 +126,7 @@ def _fold(test: Sequence[int], labels: Sequence[frozenset[str]], split: str) -> 
     """Learn from the runs that share no label with a test run: a mixed cluster has several devices."""
     seen = frozenset().union(*(labels[i] for i in test))
     return Fold(
-        train=tuple(i for i, mine in enumerate(labels) if seen.isdisjoint(mine)),
+        train=tuple(i for i, own_labels in enumerate(labels) if seen.isdisjoint(own_labels)),
         test=tuple(sorted(test)),
         families=seen if split == "leave-model-out" else frozenset(),
         devices=seen if split == "leave-device-out" else frozenset(),

@@ -91,12 +91,12 @@ def answer_all(
     def counted(done: int) -> None:
         progress(refused + done, total)
 
-    found = (
+    answered = (
         _ask_workers(questions, forecasters, counted, processes=processes, ray=ray)
         if elsewhere
         else _ask(questions, forecasters, counted)
     )
-    for question, answer in zip(questions, found, strict=True):
+    for question, answer in zip(questions, answered, strict=True):
         if answer.bug:
             _log.error("a forecast failed on %s\n%s", question.job.workload.model.label, answer.bug)
         answers[question.to].update(dict.fromkeys(question.waiting, answer))

@@ -42,8 +42,8 @@ class Scores:
         >>> scores.mape, scores.bias
         (0.5, 0.0)
         """
-        true, told = np.asarray(measured, float), np.asarray(predicted, float)
-        off = told - true
+        true, forecast = np.asarray(measured, float), np.asarray(predicted, float)
+        off = forecast - true
         errors = off / true
         sizes = np.abs(errors)
         inside = None

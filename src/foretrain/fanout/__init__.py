@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from foretrain.errors import ForetrainError, invalid
-from foretrain.fanout.chunks import Chunk, Outcome, Workers, call
+from foretrain.fanout.chunks import Chunk, ChunkOutcome, Workers, call
 from foretrain.fanout.processes import Processes
 from foretrain.fanout.ray_tasks import RayTasks
 
@@ -128,7 +128,7 @@ class _Gathered:
     def __init__(self, items: Sequence[Any], progress: Progress, lost: Lost[Any] | None) -> None:
         self._items, self._progress, self._lost = items, progress, lost
         self._again: collections.deque[Chunk] = collections.deque()
-        self._ended: dict[int, Outcome] = {}
+        self._ended: dict[int, ChunkOutcome] = {}
         self._ready: collections.deque[Any] = collections.deque()
         self._running = self._begun = self._done = self._next = 0
         self._item_s = math.inf
@@ -169,7 +169,7 @@ class _Gathered:
         share = math.ceil((len(self._items) - self._begun) / (2 * slots))
         return max(1, min(_CHUNK_ITEMS, share, int(_CHUNK_S / max(self._item_s, 1e-6))))
 
-    def _take(self, ended: Sequence[tuple[Chunk, Outcome]]) -> None:
+    def _take(self, ended: Sequence[tuple[Chunk, ChunkOutcome]]) -> None:
         for chunk, outcome in ended:
             self._running -= 1
             if outcome.lost is not None and chunk.tries < TRIES:
@@ -189,8 +189,8 @@ class _Gathered:
             self._next += len(outcome.results)
             self._failed = outcome.error
 
-    def _given_up(self, chunk: Chunk, why: str) -> Outcome:
+    def _given_up(self, chunk: Chunk, why: str) -> ChunkOutcome:
         reason = f"its worker was lost {chunk.tries} times ({why})"
         if self._lost is not None:
-            return Outcome(results=[self._lost(reason)])
-        return Outcome(error=WorkerLost(f"item {chunk.start + 1:,} of {len(self._items):,}: {reason}"))
+            return ChunkOutcome(results=[self._lost(reason)])
+        return ChunkOutcome(error=WorkerLost(f"item {chunk.start + 1:,} of {len(self._items):,}: {reason}"))

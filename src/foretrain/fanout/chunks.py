@@ -35,7 +35,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ChunkOutcome:
     """What the items of a chunk gave, up to the first that raised an error; or why their worker was lost."""
 
     results: Sequence[Any] = ()
@@ -69,7 +69,7 @@ def work(load: Load, packed: bytes) -> bytes:
         begun = time.perf_counter()
         for item in items:
             results.append(call(function, shared, item))
-        return pack(Outcome(results=results, seconds=time.perf_counter() - begun))
+        return pack(ChunkOutcome(results=results, seconds=time.perf_counter() - begun))
     except Exception as error:
         return _with_error(results, _portable(error))
 
@@ -85,9 +85,9 @@ def _loaded(load: Load) -> tuple[Callable[..., Any], Any]:
 
 def _with_error(results: Sequence[Any], error: Exception) -> bytes:
     try:
-        return pack(Outcome(results=results, error=error))
+        return pack(ChunkOutcome(results=results, error=error))
     except Exception:
-        return pack(Outcome(error=error))
+        return pack(ChunkOutcome(error=error))
 
 
 def _portable(error: Exception) -> Exception:
@@ -116,7 +116,7 @@ class Workers(ABC):
     def begin(self, chunk: Chunk) -> None: ...
 
     @abstractmethod
-    def ended(self, timeout_s: float | None) -> Sequence[tuple[Chunk, Outcome]]:
+    def ended(self, timeout_s: float | None) -> Sequence[tuple[Chunk, ChunkOutcome]]:
         """Chunks that have ended; waits for the first of them, at most so long."""
 
     @abstractmethod

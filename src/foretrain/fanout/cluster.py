@@ -61,14 +61,14 @@ def connect(address: str, *, cpus: int | None = None, field: str = "ray") -> Non
     Nodes need the dependencies of this package but not the package: its source goes with the connection.
     """
     check_installed()
-    found = found_at(address, field)
-    if found == LOCAL:
+    cluster_address = found_at(address, field)
+    if cluster_address == LOCAL:
         _init(address=LOCAL, num_cpus=cpus, include_dashboard=False)
         return
     try:
-        _reach(found)
+        _reach(cluster_address)
         source = {"py_modules": [str(Path(__file__).parents[1])], "excludes": ["**/__pycache__/**"]}
-        _init(address=found, runtime_env={**source, **_variables()})
+        _init(address=cluster_address, runtime_env={**source, **_variables()})
     except (RuntimeError, ValueError, OSError, ImportError) as error:
         why = getattr(error, "strerror", None) or f"{first_line(error)}{_TOKENS}"
         raise InputError(f"{field}: no Ray cluster answers at {address!r} ({why})") from error
@@ -78,13 +78,13 @@ def found_at(address: str, field: str = "ray") -> str:
     """The address with "auto" and "any" replaced by what they mean here and now."""
     if address == ANY:
         return _answering() or LOCAL
-    found = _known() if address == AUTO else address
-    if found is None:
+    known_address = _known() if address == AUTO else address
+    if known_address is None:
         raise InputError(
             f"{field}: no Ray cluster answers at {address!r} (none "
             "was started here by ray start, and RAY_ADDRESS is not set)"
         )
-    return found
+    return known_address
 
 
 def check_installed(who: str = "ray:") -> None:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
-from foretrain.fanout.chunks import Chunk, Outcome, Workers, pack, unpack, work
+from foretrain.fanout.chunks import Chunk, ChunkOutcome, Workers, pack, unpack, work
 
 _END_S = 5.0
 
@@ -56,17 +56,17 @@ class Processes(Workers):
             ours.send_bytes(self._packed)
         return worker
 
-    def ended(self, timeout_s: float | None) -> Sequence[tuple[Chunk, Outcome]]:
+    def ended(self, timeout_s: float | None) -> Sequence[tuple[Chunk, ChunkOutcome]]:
         ready = wait([worker.connection for worker in self._workers if worker.chunk is not None], timeout_s)
-        found = []
+        finished = []
         for worker in [worker for worker in self._workers if worker.connection in ready]:
             chunk, worker.chunk = cast(Chunk, worker.chunk), None
             try:
-                found.append((chunk, cast(Outcome, unpack(worker.connection.recv_bytes()))))
+                finished.append((chunk, cast(ChunkOutcome, unpack(worker.connection.recv_bytes()))))
             except (EOFError, OSError):
                 self._workers.remove(worker)
-                found.append((chunk, Outcome(lost=_end(worker))))
-        return found
+                finished.append((chunk, ChunkOutcome(lost=_end(worker))))
+        return finished
 
     def drop(self) -> None:
         busy = [worker for worker in self._workers if worker.chunk is not None]

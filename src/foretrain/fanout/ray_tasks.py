@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from foretrain.errors import InputError, first_line
-from foretrain.fanout.chunks import Chunk, Outcome, Workers, pack, unpack, work
+from foretrain.fanout.chunks import Chunk, ChunkOutcome, Workers, pack, unpack, work
 from foretrain.fanout.cluster import connected, losses
 
 _RESOURCES_S = 2.0
@@ -54,7 +54,7 @@ class RayTasks(Workers):
     def begin(self, chunk: Chunk) -> None:
         self._running[self._task.remote([self._call], pack(chunk.items), str(Path.cwd()))] = chunk
 
-    def ended(self, timeout_s: float | None) -> Sequence[tuple[Chunk, Outcome]]:
+    def ended(self, timeout_s: float | None) -> Sequence[tuple[Chunk, ChunkOutcome]]:
         import ray
 
         references = list(self._running)
@@ -102,22 +102,22 @@ def _is_users(module: ModuleType) -> bool:
     return not any(Path(file).is_relative_to(folder) for folder in installed)
 
 
-def _fetched(reference: Any) -> Outcome:
+def _fetched(reference: Any) -> ChunkOutcome:
     """What a task left; Ray's own failures are of a lost worker, of the function, or of the cluster."""
     import ray
     from ray import exceptions
 
     try:
-        return cast(Outcome, unpack(ray.get(reference)))
+        return cast(ChunkOutcome, unpack(ray.get(reference)))
     except losses() as error:
-        return Outcome(lost=f"{type(error).__name__}: {first_line(error)}")
+        return ChunkOutcome(lost=f"{type(error).__name__}: {first_line(error)}")
     except exceptions.RayTaskError as error:
         why = error.cause if isinstance(error.cause, Exception) else error
-        return Outcome(
+        return ChunkOutcome(
             error=InputError(f"ray: a node cannot run foretrain: {type(why).__name__}: {first_line(why)}")
         )
     except exceptions.RayError as error:
-        return Outcome(error=InputError(f"ray: {type(error).__name__}: {first_line(error)}"))
+        return ChunkOutcome(error=InputError(f"ray: {type(error).__name__}: {first_line(error)}"))
 
 
 _loaded: dict[str, tuple[Callable[..., Any], Any]] = {}

@@ -1,5 +1,5 @@
-"""One training step as data: the graph, FLOPs of its operators, and rewrites to what a compiler or framework
-runs."""
+"""Holds one training step as data: the graph, FLOPs of its operators, and rewrites to what a compiler or
+framework runs."""
 
 from foretrain.graph.ir import (
     CATEGORIES,

@@ -150,11 +150,13 @@ def _score_sizes(graph: OpGraph, own: Sequence[int]) -> set[int]:
     return set()
 
 
-def _merge(graph: OpGraph, found: Sequence[_Attention], *, causal: bool, softmax: bool = False) -> OpGraph:
-    gone = {i for attention in found for i in (*attention.forward, *attention.backward)}
+def _merge(
+    graph: OpGraph, attentions: Sequence[_Attention], *, causal: bool, softmax: bool = False
+) -> OpGraph:
+    gone = {i for attention in attentions for i in (*attention.forward, *attention.backward)}
     inserted: dict[int, Op] = {}
     sums: list[tuple[int, int, int]] = []  # of the logarithms that attention keeps: born, dies, bytes
-    for attention in found:
+    for attention in attentions:
         for calls, make in ((attention.forward, _forward), (attention.backward, _backward)):
             if calls:
                 operator = _softmax(attention, len(calls)) if softmax else make(attention, causal)

@@ -33,7 +33,7 @@ _MIXED_FROM, _MIXED_ROWS, _MIXED_COLUMNS = 5 << 20, 4096, 16384
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class LoopSpace:
     """The loop that an operator is: over ``total`` elements, which are reduced to ``points`` along rows or
     columns."""
 
@@ -46,7 +46,7 @@ class Space:
     sums: int = 0
     """Sums over columns that a kernel along rows makes beside, of which a library's kernels add up parts."""
 
-    def with_(self, other: Space) -> Space | None:
+    def with_(self, other: LoopSpace) -> LoopSpace | None:
         """The loop of both in one kernel, this one first; None where that takes two."""
         if other.total == 1 or self.total == 1:
             return self if other.total == 1 else other
@@ -63,7 +63,7 @@ class Space:
             return self
         return self._mixed(other)
 
-    def _mixed(self, other: Space) -> Space | None:
+    def _mixed(self, other: LoopSpace) -> LoopSpace | None:
         """A kernel along rows that sums up columns beside: of many rows that are not too long."""
         rows, columns = self.points, other.points
         fits = (
@@ -78,29 +78,29 @@ class Space:
         return dataclasses.replace(self, sums=self.sums + max(1, other.sums)) if fits else None
 
 
-def space_of(operator: Operator, processors: int) -> Space:
+def space_of(operator: Operator, processors: int) -> LoopSpace:
     """The loop of an operator that the compiler writes itself, on a device of so many multiprocessors."""
     of, inputs, outputs = traits(operator.name), operator.inputs, operator.outputs
     total = max((spec.numel for spec in (*outputs, *inputs[: 0 if outputs else 1])), default=1)
     if operator.name == ADD_ROWS:
-        return Space(inputs[0].numel)
+        return LoopSpace(inputs[0].numel)
     if of.kind == "row loss" and not of.backward and inputs and inputs[0].shape:
         rows = max(1, inputs[0].numel // inputs[0].shape[-1])
-        return Space(inputs[0].numel, rows, "row", 1 + row_stages(1, rows, processors))
+        return LoopSpace(inputs[0].numel, rows, "row", 1 + row_stages(1, rows, processors))
     if not inputs or of.kind not in _REDUCING | {"softmax", "row norm"}:
-        return Space(total)
+        return LoopSpace(total)
     x = max(inputs, key=lambda spec: spec.numel)
     if of.kind in ("softmax", "row norm"):
         points = max(1, x.numel // _row(operator, x))
-        return Space(x.numel, points, "row", row_stages(points, x.numel // points, processors))
+        return LoopSpace(x.numel, points, "row", row_stages(points, x.numel // points, processors))
     points = max((spec.numel for spec in outputs), default=1)
     if points >= x.numel:
-        return Space(total)
+        return LoopSpace(total)
     if _keeps_fastest(operator, x):
         moments = operator.name in _MOMENTS
         stages = column_stages(points, x.numel // points, processors, deepest=3 if moments else 2)
-        return Space(x.numel, points, "column", stages, sums_of(operator))
-    return Space(x.numel, points, "row", row_stages(points, x.numel // points, processors))
+        return LoopSpace(x.numel, points, "column", stages, sums_of(operator))
+    return LoopSpace(x.numel, points, "row", row_stages(points, x.numel // points, processors))
 
 
 def sums_of(operator: Operator) -> int:

@@ -1,9 +1,10 @@
-"""One training step as data: distinct operators, the stream of their calls, and the buffers they read and
-write. Knows nothing of torch."""
+"""Holds one training step as data: distinct operators, the stream of their calls, and the buffers they read
+and write."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import hashlib
@@ -92,6 +93,16 @@ class Operator:
     def bytes(self) -> int:
         """Least memory traffic: every operand read once and every result written once."""
         return self.bytes_read + self.bytes_written
+
+    def on(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Operator:
+        """The same operator on other tensors, each read or written once."""
+        return dataclasses.replace(
+            self,
+            inputs=inputs,
+            outputs=outputs,
+            bytes_read=sum(spec.size_bytes for spec in inputs),
+            bytes_written=sum(spec.size_bytes for spec in outputs),
+        )
 
     def tensor(self, argument: str) -> TensorSpec | None:
         """The spec of the tensor passed as ``argument``, or None when it was not passed."""

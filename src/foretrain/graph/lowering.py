@@ -226,14 +226,8 @@ def _product(op: Op, new: New) -> list[Op]:
             if old.shape != wide.shape:
                 reads[i] = new(wide, "temporaries")
                 copies.append(_call(op, "constant_pad_nd", {op.reads[i]: old}, {reads[i]: wide}))
-    operator = dataclasses.replace(
-        op.operator,
-        inputs=inputs,
-        outputs=outputs,
-        flops=op.operator.flops * math.prod(even) // (m * k * n),
-        bytes_read=sum(spec.size_bytes for spec in inputs),
-        bytes_written=sum(spec.size_bytes for spec in outputs),
-    )
+    flops = op.operator.flops * math.prod(even) // (m * k * n)
+    operator = dataclasses.replace(op.operator.on(inputs, outputs), flops=flops)
     return [*copies, dataclasses.replace(op, operator=operator, reads=tuple(reads))]
 
 

@@ -31,22 +31,22 @@ def with_joined_projections(graph: OpGraph) -> OpGraph:
             products[op.layer].append(i)
     for layers in _groups(products):
         calls = [products[layer] for layer in layers]
-        forward = [[i for i in found if graph.ops[i].phase == "forward"] for found in calls]
-        if any(len(found) != 1 for found in forward):
+        forward = [[i for i in members if graph.ops[i].phase == "forward"] for members in calls]
+        if any(len(members) != 1 for members in forward):
             continue
-        first = [found[0] for found in forward]
+        first = [members[0] for members in forward]
         inputs = {graph.ops[i].reads[graph.ops[i].operator.name == "addmm"] for i in first}
         if len(inputs) > 1 or len({graph.ops[i].operator.name for i in first}) > 1:
             continue
         edit.join(first, [write for i in first for write in graph.ops[i].writes], axis="columns")
-        backward = [[i for i in found if graph.ops[i].phase == "backward"] for found in calls]
-        of_weights = [[i for i in found if edit.is_weight_gradient(i)] for found in backward]
-        of_inputs = [[i for i in found if not edit.is_weight_gradient(i)] for found in backward]
-        if all(len(found) == 1 for found in of_weights):
-            one = [found[0] for found in of_weights]
+        backward = [[i for i in members if graph.ops[i].phase == "backward"] for members in calls]
+        of_weights = [[i for i in members if edit.is_weight_gradient(i)] for members in backward]
+        of_inputs = [[i for i in members if not edit.is_weight_gradient(i)] for members in backward]
+        if all(len(members) == 1 for members in of_weights):
+            one = [members[0] for members in of_weights]
             edit.join(one, [write for i in one for write in graph.ops[i].writes], axis="rows")
-        if all(len(found) == 1 for found in of_inputs):
-            edit.join_sum([found[0] for found in of_inputs])
+        if all(len(members) == 1 for members in of_inputs):
+            edit.join_sum([members[0] for members in of_inputs])
     return edit.graph()
 
 
@@ -67,14 +67,14 @@ def with_fused_accumulation(graph: OpGraph) -> OpGraph:
 def _groups(products: Iterable[str]) -> list[list[str]]:
     """Layers of products whose names say that they are one, by their parent."""
     known = set(products)
-    found = []
+    groups = []
     for layer in products:
         parent, _, name = layer.rpartition(".")
         for names in _TOGETHER:
             members = [f"{parent}.{other}" for other in names]
             if name == names[0] and known.issuperset(members):
-                found.append(members)
-    return found
+                groups.append(members)
+    return groups
 
 
 def _is_gradient(graph: OpGraph, buffers: Sequence[int]) -> bool:
@@ -150,14 +150,8 @@ def _joined(operators: Sequence[Operator], axis: str) -> Operator:
     wide = (dataclasses.replace(spec, shape=(columns,)) for spec in bias)
     inputs = (*wide, _resized(left, rows, depth), _resized(right, depth, columns), *scales)
     outputs = (_resized(first.outputs[0], rows, columns),)
-    return dataclasses.replace(
-        first,
-        inputs=inputs,
-        outputs=outputs,
-        flops=sum(operator.flops for operator in operators),
-        bytes_read=sum(spec.size_bytes for spec in inputs),
-        bytes_written=sum(spec.size_bytes for spec in outputs),
-    )
+    flops = sum(operator.flops for operator in operators)
+    return dataclasses.replace(first.on(inputs, outputs), flops=flops)
 
 
 def _resized(spec: TensorSpec, rows: int, columns: int) -> TensorSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretrain.graph import Operator, Phase
-from foretrain.graph.inductor import Space
+from foretrain.graph.inductor import LoopSpace
 from foretrain.graph.opset import traits
 
 FUSED = "fused"
@@ -34,7 +34,7 @@ class Unit:
     writes: set[int]
     closes: bool = False
     """Ends a run unless all it reads comes from it: sums of gradients that autograd makes behind a norm."""
-    space: Space | None = None
+    space: LoopSpace | None = None
     """The loop of a compiler's kernel."""
 
     def conflicts(self, other: Unit) -> bool:

@@ -1,5 +1,5 @@
-"""What Transformer Engine does beside casting tensors to fp8: weights stay cast for all micro-batches of a
-step, tensor parallelism gathers what is cast already, and numbers may have four bits."""
+"""Rewrites a graph to what Transformer Engine does beside casting tensors to fp8: weights stay cast for all
+micro-batches of a step, tensor parallelism gathers what is cast already, and numbers may have four bits."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def with_gathers_in_fp8(graph: OpGraph) -> OpGraph:
         if op.operator.name != "all_gather" or op.operator.overload != "tensor" or len(op.writes) != 1:
             continue
         readers = edit.readers(op.writes[0])
-        casts = [i for i in readers if graph.ops[i].operator.name == _CAST]
-        if not casts or any(graph.ops[i].operator.name not in (_CAST, _LARGEST) for i in readers):
+        casts = [reader for reader in readers if graph.ops[reader].operator.name == _CAST]
+        if not casts or any(graph.ops[reader].operator.name not in (_CAST, _LARGEST) for reader in readers):
             continue
         gather = _gather(op.operator)
         edit.change_buffer(op.writes[0], gather.outputs[0].size_bytes, "temporaries")
         edit.replace(i, dataclasses.replace(op, operator=gather))
-        for i in readers:
-            if graph.ops[i].operator.name == _LARGEST:
-                edit.replace(i, _of_part(graph.ops[i], op))
+        for reader in readers:
+            if graph.ops[reader].operator.name == _LARGEST:
+                edit.replace(reader, _of_part(graph.ops[reader], op))
         for cast in casts:
             if op.phase == "forward":
                 _gather_again(edit, cast, gather)
@@ -106,13 +106,7 @@ def with_four_bits(graph: OpGraph) -> OpGraph:
 def _packed(operator: Operator) -> Operator:
     inputs = tuple(_two_in_a_byte(spec, first=i != 1) for i, spec in enumerate(operator.inputs))
     outputs = tuple(_two_in_a_byte(spec) for spec in operator.outputs)
-    return dataclasses.replace(
-        operator,
-        inputs=inputs,
-        outputs=outputs,
-        bytes_read=sum(spec.size_bytes for spec in inputs),
-        bytes_written=sum(spec.size_bytes for spec in outputs),
-    )
+    return operator.on(inputs, outputs)
 
 
 def _two_in_a_byte(spec: TensorSpec, *, first: bool = True) -> TensorSpec:
@@ -129,13 +123,7 @@ def _gather(operator: Operator) -> Operator:
     inputs, outputs = (
         tuple(TensorSpec(spec.shape, _FP8) for spec in specs) for specs in (operator.inputs, operator.outputs)
     )
-    return dataclasses.replace(
-        operator,
-        inputs=inputs,
-        outputs=outputs,
-        bytes_read=sum(spec.size_bytes for spec in inputs),
-        bytes_written=sum(spec.size_bytes for spec in outputs),
-    )
+    return operator.on(inputs, outputs)
 
 
 def _gather_again(edit: Edit, cast: int, gather: Operator) -> None:

@@ -110,6 +110,7 @@ UNMODELLED = "deepspeed_config.offload_param_device offload_param_device"
 
 
 def read(reading: Reading, settings: Iterable[Setting]) -> None:
+    """The keys of accelerate's YAML, or options of ``accelerate launch``."""
     kept = [one for one in settings if one.value not in ({}, None)]
     take(
         reading,
@@ -124,6 +125,7 @@ def read(reading: Reading, settings: Iterable[Setting]) -> None:
 
 
 def finish(reading: Reading) -> None:
+    """Put together what takes several keys; files of other readers have their say before."""
     own = reading.tables.setdefault("own", {})
     kind = own.get("kind")
     kind = "fsdp" if own.get("use_fsdp") else "deepspeed" if own.get("use_deepspeed") else kind

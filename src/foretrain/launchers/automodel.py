@@ -104,6 +104,7 @@ UNMODELLED = "mtp.* distributed.moe.mp_policy* cut_cross_entropy*"
 
 
 def read(reading: Reading, settings: Iterable[Setting]) -> None:
+    """The keys of a recipe, put together with the defaults of Automodel."""
     kept = [one for one in settings if one.value is not None]
     take(reading, kept, KEYS, READER, ignored=IGNORED, unmodelled=UNMODELLED)
     own: dict[str, Any] = reading.tables.setdefault("own", {})

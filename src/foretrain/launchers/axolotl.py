@@ -101,6 +101,7 @@ UNMODELLED = (
 
 
 def read(reading: Reading, settings: Iterable[Setting]) -> None:
+    """The keys of a configuration, put together with the defaults of axolotl."""
     kept = [one for one in settings if one.value not in (None, "")]
     take(reading, kept, KEYS, READER, ignored=IGNORED, unmodelled=UNMODELLED)
     own: dict[str, Any] = reading.tables.setdefault("own", {})

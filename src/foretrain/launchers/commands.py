@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +37,7 @@ _FLAGS = frozenset(
 
 
 @dataclass(slots=True)
-class Program:
+class StartedProgram:
     """What a command starts."""
 
     launcher: str
@@ -60,15 +60,15 @@ class Program:
         return found[-1] if found else None
 
 
-def read_script(path: Path, reading: Reading) -> Program:
+def read_script(path: Path, reading: Reading) -> StartedProgram:
     """The command that trains, with what the headers and the variables of the script say of devices."""
     headers = slurm_headers(path)
     take(reading, headers, SLURM, "slurm", ignored="*", name=dashed)
-    _gres(reading, headers)
+    _gres(reading)
     return program_of(commands_of(path, _slurm_variables(reading)), path, reading)
 
 
-def program_of(found: Sequence[Command], path: Path, reading: Reading) -> Program:
+def program_of(found: Sequence[Command], path: Path, reading: Reading) -> StartedProgram:
     """Of commands the one that trains."""
     programs = [one for command in found if (one := _program(command, path.name)) is not None]
     if not programs:
@@ -103,15 +103,15 @@ SLURM: Keys = {
 
 def slurm_headers(path: Path) -> list[Setting]:
     """The ``#SBATCH`` lines of a script."""
-    found = []
+    settings = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if matched := re.match(r"#SBATCH\s+(.*)", line):
             words = [Word(one, number) for one in matched[1].split("#")[0].split()]
-            found += arguments_of(words, path.name)[0]
-    return found
+            settings += arguments_of(words, path.name)[0]
+    return settings
 
 
-def _gres(reading: Reading, headers: Iterable[Setting]) -> None:
+def _gres(reading: Reading) -> None:
     """Devices of a node, and their name where it is given: ``gpu:h100:8``, ``h100:8``, ``8``."""
     own = reading.tables.setdefault("own", {})
     tasks, nodes = own.get("tasks_per_node", 1), reading.get("cluster.nodes")
@@ -155,7 +155,7 @@ def _slurm_variables(reading: Reading) -> dict[str, Word]:
 # Commands
 
 
-def _program(command: Command, file: str) -> Program | None:
+def _program(command: Command, file: str) -> StartedProgram | None:
     """The training that a command starts; None where it starts none."""
     words = [word for word in command.words if word.text]
     for number, word in enumerate(words):
@@ -170,7 +170,7 @@ def _program(command: Command, file: str) -> Program | None:
     return None
 
 
-def _of_python(words: Sequence[Word], file: str, command: Command) -> Program | None:
+def _of_python(words: Sequence[Word], file: str, command: Command) -> StartedProgram | None:
     """``python script.py ...`` or ``python -m module ...``."""
     at = 0
     while at < len(words) and words[at].text.startswith("-") and words[at].text != "-m":
@@ -187,10 +187,10 @@ def _of_python(words: Sequence[Word], file: str, command: Command) -> Program | 
     if Path(name).name in _NAMES:
         return _of_launcher(_NAMES[Path(name).name], rest, file, command)
     arguments, alone = arguments_of(rest, file)
-    return Program("python", [], name, arguments, alone, command.variables)
+    return StartedProgram("python", [], name, arguments, alone, command.variables)
 
 
-def _of_launcher(launcher: str, words: Sequence[Word], file: str, command: Command) -> Program | None:
+def _of_launcher(launcher: str, words: Sequence[Word], file: str, command: Command) -> StartedProgram | None:
     """The options of a launcher up to its program, and what follows."""
     if launcher in ("accelerate", "axolotl", "llama-factory"):
         if not words or words[0].text not in ("launch", "train"):
@@ -198,7 +198,7 @@ def _of_launcher(launcher: str, words: Sequence[Word], file: str, command: Comma
         words = words[1:]
     if launcher in ("automodel", "axolotl", "llama-factory", "torchtitan", "bridge"):
         arguments, alone = arguments_of(words, file)
-        return Program(launcher, [], launcher, arguments, alone, command.variables)
+        return StartedProgram(launcher, [], launcher, arguments, alone, command.variables)
     at = 0
     while at < len(words) and words[at].text.startswith("-"):
         option = dashed(words[at].text)
@@ -210,7 +210,7 @@ def _of_launcher(launcher: str, words: Sequence[Word], file: str, command: Comma
     module = any(dashed(one.key) in ("m", "module") for one in options)
     name, rest = words[at].text, words[at + 1 :]
     arguments, alone = arguments_of(rest, file)
-    program = Program(launcher, options, name, arguments, alone, command.variables)
+    program = StartedProgram(launcher, options, name, arguments, alone, command.variables)
     if module and name.startswith("axolotl"):
         program.name = "axolotl"
     return program
@@ -269,16 +269,16 @@ DEEPSPEED: Keys = {
 }
 
 
-def _devices(reading: Reading, program: Program, folder: Path) -> None:
+def _devices(reading: Reading, program: StartedProgram, folder: Path) -> None:
     launchers = {"torchrun": TORCHRUN, "deepspeed": DEEPSPEED}
-    told = {dashed(one.key): one for one in program.options}
+    given = {dashed(one.key): one for one in program.options}
     if program.launcher in launchers:
         keys = launchers[program.launcher]
         take(reading, program.options, keys, program.launcher, ignored="*", name=dashed)
-        if program.launcher == "torchrun" and "nnodes" not in told:
+        if program.launcher == "torchrun" and "nnodes" not in given:
             reading.default("cluster.nodes", 1)
-        if "hostfile" in told:
-            _hosts(reading, told["hostfile"], folder)
+        if "hostfile" in given:
+            _hosts(reading, given["hostfile"], folder)
     elif program.launcher == "python" and reading.get("cluster.devices_per_node") is None:
         tasks = reading.get("own.tasks_per_node")
         setting = reading.whose("own.tasks_per_node") or reading.whose("own.tasks")
@@ -297,7 +297,7 @@ def _hosts(reading: Reading, setting: Setting, folder: Path) -> None:
         reading.default("cluster.devices_per_node", int(slots[0]))
 
 
-def _environment(reading: Reading, program: Program, file: str) -> None:
+def _environment(reading: Reading, program: StartedProgram, file: str) -> None:
     """What variables say of memory and of devices."""
     for name in VARIABLES:
         if name in program.variables and "$" not in program.variables[name].text:

@@ -96,6 +96,7 @@ UNMODELLED = (
 
 
 def read(reading: Reading, settings: Iterable[Setting]) -> None:
+    """The keys of a configuration."""
     kept = []
     for setting in settings:
         name = setting.key.removeprefix("zero_optimization.")
@@ -111,6 +112,7 @@ def read(reading: Reading, settings: Iterable[Setting]) -> None:
 
 
 def finish(reading: Reading) -> None:
+    """Put together what takes several keys."""
     own = reading.tables.setdefault("own", {})
     reading.set("training.framework", "deepspeed")
     half = "bf16" if own.get("bf16") else "fp16" if own.get("fp16") else None

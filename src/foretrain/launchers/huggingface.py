@@ -141,6 +141,7 @@ _FSDP1 = {
 
 
 def read(reading: Reading, settings: Iterable[Setting]) -> None:
+    """The arguments of a Trainer or of LLaMA-Factory."""
     kept = [one for one in settings if one.value is not None]
     take(reading, kept, KEYS, READER, ignored=IGNORED, unmodelled=UNMODELLED, name=dashed)
     own = reading.tables.setdefault("own", {})

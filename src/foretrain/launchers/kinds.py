@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foretrain.launchers import torchtitan
-from foretrain.launchers.commands import Program
+from foretrain.launchers.commands import StartedProgram
 from foretrain.launchers.python_config import Config
 from foretrain.launchers.settings import Setting, dashed
 
@@ -31,7 +31,7 @@ MARKS: tuple[tuple[str, frozenset[str]], ...] = (
 """Keys at the top of a file that tell whose it is."""
 
 
-def reader_of(program: Program) -> str:
+def reader_of(program: StartedProgram) -> str:
     """Whose arguments a program has."""
     names = {dashed(one.key) for one in program.arguments}
     if program.reads == "job":

@@ -23,7 +23,7 @@ from foretrain.launchers import (
     own_program,
     torchtitan,
 )
-from foretrain.launchers.commands import Program, program_of, read_script
+from foretrain.launchers.commands import StartedProgram, program_of, read_script
 from foretrain.launchers.documents import read_document, settings_of
 from foretrain.launchers.kinds import (
     MARKS,
@@ -218,13 +218,13 @@ class _Session:
         name = str(setting.value)
         tried = [path.parent / name, Path(name), path.parent / Path(name).name]
         tried += [parent / name for parent in path.resolve().parents]
-        found = next((one for one in tried if "$" not in str(one) and one.is_file()), None)
-        if found is None:
+        followed = next((one for one in tried if "$" not in str(one) and one.is_file()), None)
+        if followed is None:
             self.reading.unknown.append(setting)
             self.reading.assumed.append(f"{setting.where}: {setting.words} is not there: read without it")
             return
-        if not any(Path(one).resolve() == found.resolve() for one in self.files):
-            self.add(str(found))
+        if not any(Path(one).resolve() == followed.resolve() for one in self.files):
+            self.add(str(followed))
 
     def add_python(self, path: Path, function: str | None) -> None:
         file = read_python(path, function)
@@ -243,7 +243,7 @@ class _Session:
 
     # Programs of scripts
 
-    def add_program(self, program: Program, path: Path) -> None:
+    def add_program(self, program: StartedProgram, path: Path) -> None:
         """Take in what a command starts, and the files that it names."""
         if program.launcher == "accelerate":
             for option in program.options:
@@ -268,7 +268,7 @@ class _Session:
         self.add_job(program, path)
         self.give_arguments(program, path)
 
-    def add_job(self, program: Program, path: Path) -> None:
+    def add_job(self, program: StartedProgram, path: Path) -> None:
         """The job file of a program that foretrain wrote."""
         for name, take_tables in (("job", job_file.take_job), ("model", job_file.take_model)):
             file = path.parent / str(program.value(name))
@@ -291,7 +291,7 @@ class _Session:
         held = [Setting(f"fsdp_config.{one.key}", one.value, one.where) for one in read_document(file)[1]]
         self.give("transformers", held)
 
-    def give_arguments(self, program: Program, path: Path) -> None:
+    def give_arguments(self, program: StartedProgram, path: Path) -> None:
         """The arguments of a program to whom they belong."""
         arguments, reader = program.arguments, reader_of(program)
         if reader == "torchtitan":
@@ -331,7 +331,7 @@ class _Session:
             apart = ("deepspeed_config", "local_rank")
             self.give(reader, [one for one in arguments if dashed(one.key) not in apart])
 
-    def add_own(self, program: Program, path: Path) -> bool:
+    def add_own(self, program: StartedProgram, path: Path) -> bool:
         """Take in the code of a program: what it gives transformers' Trainer, which arguments override; or
         all of it, where it trains by itself, which is told."""
         started = path.parent / program.name

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.errors import ForetrainError
-from foretrain.launchers.commands import Program
+from foretrain.launchers.commands import StartedProgram
 from foretrain.launchers.settings import Reading, Setting, Understood
 from foretrain.schema import read
 from foretrain.workload import Model, Training
@@ -20,7 +20,7 @@ _TRAINERS_OWN = ": the Trainer's own"
 """The end of lines that say what transformers' Trainer does by itself."""
 
 
-def takes(program: Program, folder: Path) -> bool:
+def takes(program: StartedProgram, folder: Path) -> bool:
     """Whether a script starts a file that lies with it and trains when it is run."""
     path = folder / program.name
     if program.launcher not in _LAUNCHERS or path.suffix != ".py" or not path.is_file():
@@ -35,7 +35,7 @@ def takes(program: Program, folder: Path) -> bool:
         return False
 
 
-def take(reading: Reading, program: Program) -> None:
+def take(reading: Reading, program: StartedProgram) -> None:
     """Put the program and its options into the job."""
     section: dict[str, Any] = {"source": "python", "name": program.name}
     arguments: dict[str, Any] = {}

@@ -1,5 +1,7 @@
-"""Reads configurations that are Python: functions of torchtitan, recipes of Megatron-Bridge. Nothing is run:
-literals, arithmetic with them and names that stand for them are understood."""
+"""Reads configurations that are Python: functions of torchtitan, recipes of Megatron-Bridge.
+
+Nothing is run: literals, arithmetic with them and names that stand for them are understood.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def trainer_settings(path: Path) -> list[Setting]:
             tree = ast.parse(read_text(path), filename=str(path))
     except SyntaxError:
         return []
-    reader, found = _Reader(path.name, tree), list[Setting]()
+    reader, settings = _Reader(path.name, tree), list[Setting]()
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         owner, _, name = _dotted(call.func).rpartition(".")
         given = {one.arg: one.value for one in call.keywords if one.arg is not None}
@@ -77,18 +79,18 @@ def trainer_settings(path: Path) -> list[Setting]:
             kept |= {"model_name_or_path": named} if named is not None else {}
         elif name == "LoraConfig":
             kept = {_LORA[key]: value for key, value in given.items() if key in _LORA}
-            found.append(Setting("use_peft", True, f"{path.name}:{call.lineno}"))
+            settings.append(Setting("use_peft", True, f"{path.name}:{call.lineno}"))
         elif name == "BitsAndBytesConfig":
             kept = {key: value for key, value in given.items() if key == "load_in_4bit"}
         else:
             kept = given if name.endswith(_TRAINER_CONFIGS) else {}
         for key, node in kept.items():
             value = reader.value(node, reader.constants)
-            told = not isinstance(value, Config) and not str(value).startswith("$")
-            if told:
+            is_literal = not isinstance(value, Config) and not str(value).startswith("$")
+            if is_literal:
                 value = value.removeprefix("torch.") if isinstance(value, str) else value
-                found.append(Setting(key, value, f"{path.name}:{node.lineno}"))
-    return found
+                settings.append(Setting(key, value, f"{path.name}:{node.lineno}"))
+    return settings
 
 
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {

@@ -200,7 +200,7 @@ class Shell:
                 end = quoted(raw, position)
                 inside = raw[position + 1 : end - 1]
                 if (name := _elements(inside)) and not whole:
-                    values = self.array(name, line)
+                    values = self.array(name)
                     for value in values:
                         add(*value)
                         fields.append(held or value)
@@ -272,7 +272,7 @@ class Shell:
         found = Word(text, line if value is None else value.line)
         return _split(found) if split else [found]
 
-    def array(self, name: str, line: int) -> list[Word]:
+    def array(self, name: str) -> list[Word]:
         value = self.values.get(name, [])
         return value if isinstance(value, list) else [value]
 

@@ -41,15 +41,15 @@ def profiled(work: Callable[[], Any]) -> tuple[Any, Activity]:
         returned = work()
         torch.cuda.synchronize()
         idle_s = time.time()
-    found = [
+    events = [
         (event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
         for event in profile.profiler.kineto_results.events()
         if is_kernel(event)
     ]
-    last_s = max((end for _, _, end in found), default=0) * 1e-9
-    off_s = 0.0 if abs(idle_s - last_s) < _SAME_CLOCK_S or not found else idle_s - last_s
+    last_s = max((end for _, _, end in events), default=0) * 1e-9
+    off_s = 0.0 if abs(idle_s - last_s) < _SAME_CLOCK_S or not events else idle_s - last_s
     kinds: dict[str, list[tuple[int, int]]] = {"kernels": [], "from_host": [], "to_host": []}
-    for name, start, end in found:
+    for name, start, end in events:
         copied = (
             "from_host" if name.startswith(_FROM_HOST) else "to_host" if name.startswith(_TO_HOST) else None
         )

@@ -24,7 +24,7 @@ from foretrain.files import write_atomically
 from foretrain.measure.links import Fabric
 from foretrain.measure.nursery import Forked, Nursery
 from foretrain.measure.resources import AUTO
-from foretrain.measure.tasks import Task
+from foretrain.measure.tasks import WorkerTask
 
 _WORKER = ("-m", "foretrain.measure.worker")
 _POLL_S = 0.05
@@ -59,7 +59,7 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
+    def run(self, task: WorkerTask, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
         """The result of the cell, or ``CellFailed`` with one line that says why."""
 
 
@@ -80,7 +80,7 @@ class Local(Backend):
             self._nursery.close()
         self._nursery = None
 
-    def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
+    def run(self, task: WorkerTask, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
         fabric = None if link_bytes_per_s is None else Fabric(task.processes, link_bytes_per_s)
         with fabric or contextlib.nullcontext(), _Folder(task) as folder:
             shared = [*folder.arguments, "--rendezvous", str(folder.path / "meet")]
@@ -116,7 +116,7 @@ class Torchrun(Backend):
 
     name = "torchrun"
 
-    def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
+    def run(self, task: WorkerTask, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
         meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={_LOOPBACK}:0", f"--local-addr={_LOOPBACK}"]
         launcher = [sys.executable, "-m", "torch.distributed.run", *meeting]
         launcher += [f"--nproc-per-node={task.processes}", "--max-restarts=0"]
@@ -141,13 +141,13 @@ class Ray(Backend):
         if self._driver is not None:
             self._driver.stop()
 
-    def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
+    def run(self, task: WorkerTask, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
         for _ in range(TRIES - 1):
             with contextlib.suppress(CellLost):
                 return self._try(task)
         return self._try(task)
 
-    def _try(self, task: Task) -> dict[str, Any]:
+    def _try(self, task: WorkerTask) -> dict[str, Any]:
         if self._driver is None:
             self._driver = _Driver(self._address, self._cpus)
         try:
@@ -182,7 +182,7 @@ def backend(name: str, *, address: str | None = None, cpus: int | None = None) -
 class _Folder:
     """Where a cell's processes find their task and leave their result, their errors and what they print."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: WorkerTask) -> None:
         self.task = task
         self._temporary = tempfile.TemporaryDirectory(prefix="foretrain-cell-", ignore_cleanup_errors=True)
         self.path = Path(self._temporary.name)
@@ -246,7 +246,7 @@ class _Folder:
         return f"process {failed}: exit code {code}: {printed}"
 
 
-def _environment(task: Task) -> dict[str, str]:
+def _environment(task: WorkerTask) -> dict[str, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(task.cores), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if task.interface != AUTO:
         environment |= {"GLOO_SOCKET_IFNAME": task.interface, "NCCL_SOCKET_IFNAME": task.interface}
@@ -302,7 +302,7 @@ class _Driver:
         self._process = start(command, self._path / "log", dict(os.environ))
         self._count = 0
 
-    def run(self, task: Task) -> dict[str, Any]:
+    def run(self, task: WorkerTask) -> dict[str, Any]:
         self._count += 1
         out = self._path / f"result-{self._count}.json"
         deadline = time.monotonic() + task.timeout_s

@@ -25,7 +25,7 @@ from foretrain.measure.links import INTERFACE, check_links, link_rate, link_text
 from foretrain.measure.nvml import gpu_count
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
-from foretrain.measure.tasks import Protocol, Sync, Task, not_carried_out
+from foretrain.measure.tasks import Protocol, Sync, WorkerTask, not_carried_out
 
 MakeJob = Callable[..., Job]
 """``foretrain.api.make_job``: a model's name and options to a job."""
@@ -92,8 +92,8 @@ class Cell:
         label = f"{job.workload.model.label}, {scale}, {self.sync}"
         return f"{label}, links {self.link}" if self.link else label
 
-    def task(self, protocol: Protocol, interface: str, timeout_s: float) -> Task:
-        return Task(
+    def task(self, protocol: Protocol, interface: str, timeout_s: float) -> WorkerTask:
+        return WorkerTask(
             job=self.job.to_dict(),
             base=str(self.job.workload.base.resolve()),
             cores=self.cores,
@@ -167,12 +167,12 @@ def read_cells(path: Path, *, home: Path, limited: bool = True) -> list[Cell]:
 def cell_of(job: Job, how: Mapping[str, Any], *, limited: bool = True) -> Cell:
     """The cell that measures a job, run as ``how`` (its provenance) says, or as its cluster does."""
     device = job.cluster.device
-    told = {
+    environment = {
         name: schema.convert(how.get(name), hint, f"provenance.{name}")
         for name, hint in (("cores_per_worker", int | None), ("link", str | None))
     }
-    cores = device.cores if device.is_cpu else told["cores_per_worker"]
-    link = told["link"] if limited else None
+    cores = device.cores if device.is_cpu else environment["cores_per_worker"]
+    link = environment["link"] if limited else None
     if link is None and limited and device.is_cpu and job.cluster.nodes > 1:
         link = link_text(job.cluster.inter_node.bandwidth_bytes_per_s)
     return Cell(job=job, cores=cores or 1, link=link)
@@ -288,7 +288,7 @@ def run_campaign(
     return todo.summary
 
 
-def _run_cell(cell: Cell, backend: Backend, task: Task) -> dict[str, Any]:
+def _run_cell(cell: Cell, backend: Backend, task: WorkerTask) -> dict[str, Any]:
     """The run of one cell as it is written, or what is written when it fails."""
     begun = time.monotonic()
     how = {"backend": backend.name, "cores_per_worker": cell.cores, "sync": cell.sync, "link": cell.link}

@@ -103,24 +103,24 @@ def _move(cores: set[int]) -> None:
 def _by_core() -> dict[str, float]:
     """Seconds of a call of interpreted code on each core: in a virtual machine some share theirs with the
     threads of others."""
-    found = {}
+    time_of_core = {}
     for core in _cores():
         with _on({core}):
             begin = time.perf_counter()
             for _ in range(_TURNS):
                 _interpret()
-            found[str(core)] = (time.perf_counter() - begin) / (_TURNS * _CALLS)
-    return found
+            time_of_core[str(core)] = (time.perf_counter() - begin) / (_TURNS * _CALLS)
+    return time_of_core
 
 
 def _spread(samples: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
     """Of each part of a step, between which multiples of the median eight in ten rounds lie."""
-    found = {}
+    spread_of = {}
     for part, names in PARTS.items():
         rounds = np.mean([np.log(samples[name]) for name in names], axis=0)
         low, high = np.quantile(rounds - np.median(rounds), (0.1, 0.9))
-        found[part] = (float(np.exp(low)), float(np.exp(high)))
-    return found
+        spread_of[part] = (float(np.exp(low)), float(np.exp(high)))
+    return spread_of
 
 
 def _samples(device: str, seconds: float) -> dict[str, list[float]]:
@@ -180,7 +180,7 @@ def _benchmarks(device: torch.device) -> dict[str, Benchmark]:
     }
 
 
-class _Part:
+class _InterpretedPart:
     """What interpreted code does: an attribute, a dictionary, a call."""
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class _Part:
 
 
 def _interpret() -> None:
-    part, total = _Part(), 0.0
+    part, total = _InterpretedPart(), 0.0
     for i in range(_CALLS):
         total += part.call("a" if i % 2 else "b", scale=0.5)
 
@@ -261,15 +261,15 @@ def _autograd(device: torch.device) -> dict[str, Benchmark]:
 def _optimizers(device: torch.device) -> dict[str, Benchmark]:
     """Steps of optimizers over few tensors and many."""
     forms = {"adamw": {"foreach": True}, **({"fused": {"fused": True}} if device.type == "cuda" else {})}
-    found = {}
+    benchmarks = {}
     for form, options in forms.items():
         for count in (_FEW, _MANY):
             weights = [nn.Parameter(torch.ones(8, device=device)) for _ in range(count)]
             for weight in weights:
                 weight.grad = torch.zeros(8, device=device)
             step = torch.optim.AdamW(weights, **options).step  # type: ignore[arg-type]
-            found[f"optimizer.{form}.{count}"] = Benchmark(step)
-    return found
+            benchmarks[f"optimizer.{form}.{count}"] = Benchmark(step)
+    return benchmarks
 
 
 class _Convolutions(nn.Module):
@@ -290,7 +290,7 @@ class _Convolutions(nn.Module):
         return logits
 
 
-class _Attention(nn.Module):
+class _AttentionBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
@@ -311,7 +311,7 @@ class _Transformer(nn.Module):
     def __init__(self, checkpoints: bool = False) -> None:
         super().__init__()
         self.checkpoints = checkpoints
-        self.attentions = nn.ModuleList(_Attention() for _ in range(_BLOCKS))
+        self.attentions = nn.ModuleList(_AttentionBlock() for _ in range(_BLOCKS))
         self.perceptrons = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
             for _ in range(_BLOCKS)

@@ -55,10 +55,10 @@ def first_kind(path: Path) -> Kind | None:
 
 def expect(path: Path, *kinds: Kind, command: str) -> None:
     """Refuse a file whose first line is of another kind, or that has none."""
-    found = first_kind(path) if path.name.endswith((".jsonl", ".jsonl.zst")) else None
-    if found in kinds:
+    kind = first_kind(path) if path.name.endswith((".jsonl", ".jsonl.zst")) else None
+    if kind in kinds:
         return
     wants = f"{command} takes {' or '.join(kinds)}"
-    if found is None:
+    if kind is None:
         raise InputError(f"{path}: does not begin with a line of JSON; {wants}")
-    raise InputError(f"{path}: holds {found} ({_TAKEN_BY[found]}); {wants}")
+    raise InputError(f"{path}: holds {kind} ({_TAKEN_BY[kind]}); {wants}")

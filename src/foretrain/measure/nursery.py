@@ -110,6 +110,7 @@ class Forked:
 
 
 def serve() -> None:
+    """Fork a worker for each request on standard input, until that ends; tell of each birth and death."""
     die_with_parent()
     _import_what_workers_need()
     requests, unread = sys.stdin.fileno(), b""

@@ -27,8 +27,8 @@ def same_gpu(catalogue_name: str, driver_name: str) -> bool:
     forms = [{word[:3] for word in words if word.startswith(_FORMS)} for words in (named, said)]
     sizes = [{word for word in words if re.fullmatch(r"\d+gb", word)} for words in (named, said)]
     model = {word for word in named if not word.startswith(_FORMS) and word not in (*sizes[0], *_UNSAID)}
-    told = (forms,) if named[0].startswith(("gh", "gb")) else (forms, sizes)
-    return model <= set(said) and all(not (one and other) or one == other for one, other in told)
+    compared = (forms,) if named[0].startswith(("gh", "gb")) else (forms, sizes)
+    return model <= set(said) and all(not (one and other) or one == other for one, other in compared)
 
 
 class _Utilization(ctypes.Structure):
@@ -170,9 +170,9 @@ class Counters:
         self._samples = [now, before]
         if failed:
             return None
-        found = {}
+        values = {}
         for place, name in enumerate(self.METRICS):
             metric = question.metrics[place]
             if metric.result == 0:
-                found[name] = metric.value * (self._BYTES if name.startswith("pcie") else self._SHARE)
-        return found
+                values[name] = metric.value * (self._BYTES if name.startswith("pcie") else self._SHARE)
+        return values

@@ -14,7 +14,7 @@ from typing import Any
 from foretrain.errors import ForetrainError, InputError
 from foretrain.fanout.cluster import LOCAL, connect, losses
 from foretrain.files import write_atomically
-from foretrain.measure.tasks import Task
+from foretrain.measure.tasks import WorkerTask
 from foretrain.measure.worker import explain
 
 NO_STATE_SERVER = {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:1"}
@@ -22,7 +22,7 @@ NO_STATE_SERVER = {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:1"}
 otherwise waits 12 s at the end of each training."""
 
 
-def run(task: Task) -> dict[str, Any]:
+def run(task: WorkerTask) -> dict[str, Any]:
     """One cell as one TorchTrainer run, which the loss of a worker or a node fails."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -51,11 +51,11 @@ def run(task: Task) -> dict[str, Any]:
     return dict(json.loads(result.return_value))
 
 
-def _needs(task: Task, on_gpu: bool) -> dict[str, float]:
+def _needs(task: WorkerTask, on_gpu: bool) -> dict[str, float]:
     return {"CPU": task.cores, **({"GPU": 1} if on_gpu else {})}
 
 
-def _check_resources(task: Task, on_gpu: bool) -> None:
+def _check_resources(task: WorkerTask, on_gpu: bool) -> None:
     import ray
 
     has = ray.cluster_resources()
@@ -73,13 +73,14 @@ def _loop(config: dict[str, str]) -> str:
 
     from foretrain.measure.worker import measure, pin
 
-    task = Task.from_json(config["task"])
+    task = WorkerTask.from_json(config["task"])
     context = ray.train.get_context()
     cores = pin(context.get_local_rank(), task.cores)
     return json.dumps(measure(task, context.get_world_rank(), context.get_local_rank(), cores))
 
 
 def main() -> int:
+    """Run tasks from standard input one after the other on a Ray cluster, until that ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", default=LOCAL)
     parser.add_argument("--cpus", type=int, default=os.cpu_count() or 1)
@@ -95,7 +96,7 @@ def main() -> int:
         message = json.loads(line)
         before = _nodes()
         try:
-            answer: dict[str, Any] = {"result": run(Task.from_json(message["task"]))}
+            answer: dict[str, Any] = {"result": run(WorkerTask.from_json(message["task"]))}
         except Exception as error:
             answer = {"error": _cause(error), "lost": _is_loss(error) or not before <= _nodes()}
         write_atomically(Path(message["out"]), json.dumps(answer))

@@ -423,13 +423,13 @@ def _match(
     kernels: list[tuple[int, str, int, int]],
 ) -> dict[str, list[tuple[str, int, int]]]:
     starts = [start for start, _, _ in labels]
-    found: dict[str, list[tuple[str, int, int]]] = {}
+    kernels_of: dict[str, list[tuple[str, int, int]]] = {}
     for correlation, name, start, end in kernels:
         when = launched.get(correlation)
         position = -1 if when is None else bisect_right(starts, when) - 1
         if position >= 0 and when is not None and when <= labels[position][1]:
-            found.setdefault(labels[position][2], []).append((name, start, end))
-    return found
+            kernels_of.setdefault(labels[position][2], []).append((name, start, end))
+    return kernels_of
 
 
 def batch_by_memory(instances: Sequence[Instance], limit_bytes: float, most: int) -> Iterator[list[Instance]]:

@@ -229,16 +229,16 @@ class Session:
 
     def _samples(self, start_s: float, end_s: float) -> dict[str, Any]:
         """NVML's samples of a stretch of time, by kind: columns, times from its beginning."""
-        found: dict[str, Any] = {}
+        samples_of: dict[str, Any] = {}
         for kind in ("use", "pcie", "counters"):
             samples = self._watcher.between(start_s, end_s, kind)
             if samples:
                 names = [name for name in samples[0] if name not in ("kind", "time_s", "took_s")]
-                found[kind] = {
+                samples_of[kind] = {
                     "at_s": [round(one["time_s"] - start_s, 4) for one in samples],
                     **{name: [_short(one.get(name)) for one in samples] for name in names},
                 }
-        return found
+        return samples_of
 
 
 def _short(value: Any) -> Any:

@@ -62,7 +62,7 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class WorkerTask:
     """One cell of a campaign, as every process of it gets it."""
 
     job: Mapping[str, Any]
@@ -92,7 +92,7 @@ class Task:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Task:
+    def from_json(cls, text: str) -> WorkerTask:
         data = json.loads(text)
         return cls(**{**data, "protocol": Protocol(**data["protocol"])})
 
@@ -136,13 +136,13 @@ def shards(sizes: Sequence[int], servers: int) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def summarize(task: Task, reports: Sequence[Report]) -> dict[str, Any]:
+def summarize(task: WorkerTask, reports: Sequence[Report]) -> dict[str, Any]:
     """The ``measured`` and ``provenance`` of the run: times of the slowest worker, mean use of resources."""
     workers = [report for report in reports if report.role == "worker"]
     return {"measured": _measured(task, workers), "provenance": _provenance(task, workers, reports)}
 
 
-def _measured(task: Task, workers: Sequence[Report]) -> dict[str, float]:
+def _measured(task: WorkerTask, workers: Sequence[Report]) -> dict[str, float]:
     training = task.read_job().workload.training
     step = max(statistics.median(worker.step_times_s) for worker in workers)
     measured = {"step_time_s": step, "samples_per_s": training.global_batch / step}
@@ -168,7 +168,7 @@ def _measured(task: Task, workers: Sequence[Report]) -> dict[str, float]:
     return measured
 
 
-def _provenance(task: Task, workers: Sequence[Report], reports: Sequence[Report]) -> dict[str, Any]:
+def _provenance(task: WorkerTask, workers: Sequence[Report], reports: Sequence[Report]) -> dict[str, Any]:
     times = [time for worker in workers for time in worker.step_times_s]
     job, timed_steps = task.read_job(), len(workers[0].step_times_s)
     about: dict[str, Any] = {
@@ -193,7 +193,7 @@ def _provenance(task: Task, workers: Sequence[Report], reports: Sequence[Report]
     return {**about, "resources": _resources(task, reports)}
 
 
-def _resources(task: Task, reports: Sequence[Report]) -> dict[str, Any]:
+def _resources(task: WorkerTask, reports: Sequence[Report]) -> dict[str, Any]:
     """The twelve figures as means over workers, and over servers, and a series of the first of each.
 
     Peaks of the network are those of one worker; the series, and the servers' figures, are the interface's.
@@ -221,7 +221,7 @@ def _resources(task: Task, reports: Sequence[Report]) -> dict[str, Any]:
     return resources
 
 
-def _sharers(task: Task, workers: Sequence[Report]) -> int:
+def _sharers(task: WorkerTask, workers: Sequence[Report]) -> int:
     """Workers whose bytes a worker's interface counts together: those of its node, or on loopback all, and
     there each exchange with a server both as the worker's and as the server's."""
     if workers[0].interface != "lo":
@@ -229,7 +229,7 @@ def _sharers(task: Task, workers: Sequence[Report]) -> int:
     return len(workers) * (2 if task.servers else 1)
 
 
-def _oversubscribed(task: Task, reports: Sequence[Report]) -> bool:
+def _oversubscribed(task: WorkerTask, reports: Sequence[Report]) -> bool:
     """Whether two processes share a core of a machine, or one has fewer cores than it should."""
     used = [(report.machine, core) for report in reports for core in report.cores]
     return len(used) != len(set(used)) or any(len(report.cores) < task.cores for report in reports)

@@ -98,13 +98,13 @@ def _readers(gpu: Gpu, period_s: float) -> dict[str, tuple[float, Callable[[], d
         received, sent = gpu.pcie_bytes_per_s(sent=False), gpu.pcie_bytes_per_s(sent=True)
         return None if received is None else {"received": received, "sent": sent}
 
-    found: dict[str, tuple[float, Callable[[], dict[str, Any] | None]]] = {
+    readers: dict[str, tuple[float, Callable[[], dict[str, Any] | None]]] = {
         "use": (period_s, use),
         "pcie": (_PCIE_PERIOD_S, pcie),
     }
     with contextlib.suppress(ForetrainError):
-        found["counters"] = (2 * period_s, Counters(gpu).read)
-    return found
+        readers["counters"] = (2 * period_s, Counters(gpu).read)
+    return readers
 
 
 def main(file: str, index: int, period_s: float) -> None:
@@ -117,12 +117,12 @@ def main(file: str, index: int, period_s: float) -> None:
             while not stop.wait(max(0.0, due - time.time())):
                 begun = time.time()
                 due = max(due + every_s, begun)
-                found = read()
-                if found is None:
+                reading = read()
+                if reading is None:
                     stop.wait(0.5)
                     continue
                 now = time.time()
-                line = {"kind": kind, "time_s": round(now, 5), "took_s": round(now - begun, 5), **found}
+                line = {"kind": kind, "time_s": round(now, 5), "took_s": round(now - begun, 5), **reading}
                 with writing:
                     lines.write(json.dumps(line) + "\n")
                     lines.flush()

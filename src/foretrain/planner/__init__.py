@@ -15,16 +15,16 @@ from foretrain.launchers import Launch
 from foretrain.options import check_names, lists_options
 from foretrain.planner.clusters import Wanted
 from foretrain.planner.goal import Goal, Objective
-from foretrain.planner.outcome import Nothing, Option, Plans, Step
+from foretrain.planner.outcome import AxisStep, Nothing, Option, Plans
 from foretrain.planner.planning import Effort, make_plans
 from foretrain.planner.space import HELD
 from foretrain.units import parse_seconds
 
 if TYPE_CHECKING:
-    from foretrain.planner.search import Found
+    from foretrain.planner.search import SearchState
     from foretrain.predictors.base import Predictor
 
-__all__ = ["Goal", "Nothing", "Option", "Plans", "Step", "plan"]
+__all__ = ["AxisStep", "Goal", "Nothing", "Option", "Plans", "plan"]
 
 _OWN = (
     "kinds", "max_devices", "counts", "deadline", "budget", "objective", "framework", "fits", "risk", "top",
@@ -53,7 +53,7 @@ def plan(
     cached: bool = True,
     predictor: str | Path | Predictor | None = None,
     catalog: Catalog | str | Path | None = None,
-    listener: Callable[[Found], None] = lambda found: None,
+    listener: Callable[[SearchState], None] = lambda found: None,
     **options: Any,
 ) -> Plans:
     """The best plans of a training: which devices, how many of them, and how the model is spread over them.

@@ -9,7 +9,7 @@ from typing import Any
 from foretrain.errors import ForetrainError, first_line
 from foretrain.job import Job
 from foretrain.plan import Plan, divisors
-from foretrain.planner.outcome import Option, Step
+from foretrain.planner.outcome import AxisStep, Option
 from foretrain.planner.space import Space
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.whitebox import RatingPredictor
@@ -18,7 +18,7 @@ _DEGREES = ("tensor", "pipeline", "context")
 """Which change the number of replicas."""
 
 
-def steps_around(predictor: Predictor, option: Option, space: Space) -> tuple[Step, ...]:
+def steps_around(predictor: Predictor, option: Option, space: Space) -> tuple[AxisStep, ...]:
     """The plans next to an option, each with what it changes."""
     plan = option.plan
     return tuple(
@@ -27,17 +27,19 @@ def steps_around(predictor: Predictor, option: Option, space: Space) -> tuple[St
     )
 
 
-def _stepped(predictor: Predictor, option: Option, axis: str, before: Any, fields: dict[str, Any]) -> Step:
+def _stepped(
+    predictor: Predictor, option: Option, axis: str, before: Any, fields: dict[str, Any]
+) -> AxisStep:
     after = fields[axis]
     try:
         job = dataclasses.replace(option.job, plan=dataclasses.replace(option.plan, **fields))
         time_s, chance = _rated(predictor, job)
     except ForetrainError as error:
-        return Step(
+        return AxisStep(
             axis=axis, before=before, after=after, slower=None, out_of_memory=None, why=first_line(error)
         )
     slower = time_s / option.step_time_s.median - 1.0
-    return Step(axis=axis, before=before, after=after, slower=slower, out_of_memory=chance)
+    return AxisStep(axis=axis, before=before, after=after, slower=slower, out_of_memory=chance)
 
 
 def _rated(predictor: Predictor, job: Job) -> tuple[float, float | None]:

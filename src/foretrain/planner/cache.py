@@ -19,7 +19,7 @@ from foretrain.errors import ForetrainError
 from foretrain.files import parse_json, write_atomically
 from foretrain.plan import Plan
 from foretrain.planner.rating import Rating
-from foretrain.planner.search import Found, OnCluster
+from foretrain.planner.search import OnCluster, SearchState
 from foretrain.planner.space import Cut, Space
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.portable import Portable
@@ -35,10 +35,10 @@ def remembered(
     predictor: Predictor,
     spaces: Sequence[Space],
     asked: Mapping[str, Any],
-    make: Callable[[], Found],
+    make: Callable[[], SearchState],
     *,
     wanted: bool,
-) -> Found:
+) -> SearchState:
     """What ``make`` finds, or found before."""
     if not wanted:
         return make()
@@ -115,15 +115,15 @@ def _code() -> list[Any]:
 # On disk
 
 
-def _document(found: Found) -> dict[str, Any]:
+def _document(searched: SearchState) -> dict[str, Any]:
     return {
-        "considered": found.considered,
-        "costed": found.costed,
-        "too_large": found.too_large,
-        "costed_too_large": found.costed_too_large,
-        "impossible": found.impossible,
-        "left": found.left,
-        "refused": dict(found.refused),
+        "considered": searched.considered,
+        "costed": searched.costed,
+        "too_large": searched.too_large,
+        "costed_too_large": searched.costed_too_large,
+        "impossible": searched.impossible,
+        "left": searched.left,
+        "refused": dict(searched.refused),
         "clusters": [
             {
                 "best": [_rating(one) for one in cluster.best],
@@ -134,7 +134,7 @@ def _document(found: Found) -> dict[str, Any]:
                 "tried": [[dataclasses.asdict(cut), time_s] for cut, time_s in cluster.tried.items()],
                 "refused": list(cluster.space.refused)[:1],
             }
-            for cluster in found.clusters
+            for cluster in searched.clusters
         ],
     }
 
@@ -147,7 +147,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(plan).items() if value is not None}
 
 
-def _read(document: Any, spaces: Sequence[Space]) -> Found:
+def _read(document: Any, spaces: Sequence[Space]) -> SearchState:
     clusters = []
     for space, one in zip(spaces, document["clusters"], strict=True):
         space.refused.update(one["refused"])
@@ -163,7 +163,7 @@ def _read(document: Any, spaces: Sequence[Space]) -> Found:
             )
         )
     counts = {name: document[name] for name in _COUNTS}
-    return Found(clusters=clusters, refused=Counter(document["refused"]), **counts)
+    return SearchState(clusters=clusters, refused=Counter(document["refused"]), **counts)
 
 
 def _made_rating(one: Any) -> Rating:

@@ -54,13 +54,13 @@ def _deviations(predictor: Predictor, forecasts: Sequence[Forecast]) -> Column:
 
 
 def _parts(predictor: Predictor, forecast: Forecast) -> Mapping[str, float]:
-    found: dict[str, float] = {}
+    errors: dict[str, float] = {}
     if isinstance(predictor, RatingPredictor) and forecast.step is not None:
-        found |= predictor.errors_by_part(forecast.step)
+        errors |= predictor.errors_by_part(forecast.step)
     time = forecast["step_time_s"]
     whole = math.log(time.high / time.low) / WIDTH_80 if time.low > 0 else 0.0
-    explained = OWN**2 + sum(part**2 for part in found.values())
-    return {**found, "unexplained": math.sqrt(max(0.0, whole**2 - explained))}
+    explained = OWN**2 + sum(part**2 for part in errors.values())
+    return {**errors, "unexplained": math.sqrt(max(0.0, whole**2 - explained))}
 
 
 NEARLY = 0.03

@@ -49,7 +49,7 @@ def clusters_of(job: Job, wanted: Wanted, catalog: Catalog) -> list[Cluster]:
         raise InputError(
             "devices: the job's cluster has groups of several kinds, which are planned as they are"
         )
-    found: list[Cluster] = []
+    clusters: list[Cluster] = []
     why: dict[int, str] = {}
     for section, in_node in _kinds(job, wanted.kinds, catalog):
         for count in _counts(job, wanted, in_node):
@@ -58,15 +58,15 @@ def clusters_of(job: Job, wanted: Wanted, catalog: Catalog) -> list[Cluster]:
                 continue
             nodes = {"devices_per_node": min(count, in_node), "nodes": max(1, count // in_node)}
             try:
-                found.append(Cluster.read({**section, **nodes}, catalog, base=job.workload.base))
+                clusters.append(Cluster.read({**section, **nodes}, catalog, base=job.workload.base))
             except ForetrainError as error:
                 if wanted.counts:
                     raise
                 why[count] = first_line(error)
-    if not found:
+    if not clusters:
         field, reasons = "counts" if wanted.counts else "max_devices", "; ".join(why.values())
         raise InputError(f"{field}: no cluster is left ({reasons or 'none was asked for'})")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(clusters))
 
 
 def in_other_order(cluster: Cluster, catalog: Catalog) -> Cluster | None:
@@ -90,20 +90,20 @@ def _kinds(job: Job, kinds: Sequence[str], catalog: Catalog) -> list[tuple[dict[
         return [
             (rest, node.devices if node else own["devices_per_node"] if several else _usual(job, catalog))
         ]
-    found = []
+    sized_kinds = []
     for kind in kinds:
         if _is_node(kind, catalog):
             node = catalog.node(kind, "devices")
-            found.append(({"node": node.name, **_without_price(kept)}, node.devices))
+            sized_kinds.append(({"node": node.name, **_without_price(kept)}, node.devices))
             continue
         device = catalog.device(kind, "devices")
         if device.name == job.cluster.device.name:
-            found += _kinds(job, (), catalog)
+            sized_kinds += _kinds(job, (), catalog)
             continue
         racks = catalog.racks_with(device)
         in_node = racks[0].devices if racks else USUAL_IN_NODE
-        found.append(({"device": device.name, **_without_price(kept)}, in_node))
-    return found
+        sized_kinds.append(({"device": device.name, **_without_price(kept)}, in_node))
+    return sized_kinds
 
 
 def _without_price(kept: dict[str, Any]) -> dict[str, Any]:

@@ -89,12 +89,12 @@ class ManyRuns:
 
     @property
     def misses(self) -> tuple[str, ...]:
-        goal, found = self.goal, []
+        goal, missed = self.goal, []
         if goal.deadline_s is not None and self.time_s.chance_above(goal.deadline_s) > goal.risk:
-            found.append("deadline")
+            missed.append("deadline")
         if goal.budget is not None and (self.cost is None or self.cost.chance_above(goal.budget) > goal.risk):
-            found.append("budget")
-        return tuple(found)
+            missed.append("budget")
+        return tuple(missed)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -111,7 +111,7 @@ class ManyRuns:
 def many_runs(plans: Plans, runs: int, pool: int) -> list[ManyRuns]:
     """Ways to make so many runs with a pool of devices, in parallel and in turn, the best by the goal first;
     limits are those of all runs together."""
-    found = [
+    ways = [
         ManyRuns(option=option, runs=runs, at_once=min(runs, max(1, pool // option.devices)), goal=plans.goal)
         for option in _on_clusters(plans.by_cluster)
         if option.devices <= pool
@@ -127,7 +127,7 @@ def many_runs(plans: Plans, runs: int, pool: int) -> list[ManyRuns]:
         }[plans.goal.objective]
         return len(one.misses), wanted, one.time_s.median
 
-    return sorted(found, key=value)
+    return sorted(ways, key=value)
 
 
 def _on_clusters(entries: Iterable[Any]) -> Iterable[Option]:

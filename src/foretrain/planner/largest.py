@@ -68,21 +68,21 @@ def largest(what: str, job: Job, planned: Planned, devices: int | None = None) -
         why = next((one.why for one in plans.by_cluster if not isinstance(one, Option)), "")
         return (plans[0] if len(plans) else None), why
 
-    low, found, why = 0, None, ""
+    low, fitting, why = 0, None, ""
     high = max(1, start // step)
     for _ in range(_MOST_DOUBLINGS):
         option, why = tried(high * step)
         if option is None:
             break
-        low, found, high = high, option, 2 * high
+        low, fitting, high = high, option, 2 * high
     while high - low > max(1, low // 32):
         middle = (low + high) // 2
         option, reason = tried(middle * step)
         if option is None:
             high, why = middle, reason
         else:
-            low, found = middle, option
-    return Largest(what=what, value=low * step, option=found, next_value=high * step, why=why)
+            low, fitting = middle, option
+    return Largest(what=what, value=low * step, option=fitting, next_value=high * step, why=why)
 
 
 def _scale(what: str, job: Job, devices: int) -> tuple[int, int, Callable[[int], Job]]:
@@ -139,7 +139,7 @@ def _with_config(job: Job, **changes: Any) -> Job:
 
 def _model(job: Job, planned: Planned) -> Largest:
     """Of the presets of the same type, the one with most parameters."""
-    found: tuple[str, Option] | None = None
+    largest_model: tuple[str, Option] | None = None
     next_name, why = None, ""
     for name, larger in _presets(job):
         tell(f"model {name}")
@@ -149,11 +149,11 @@ def _model(job: Job, planned: Planned) -> Largest:
             next_name, why = name, first_line(error)
             continue
         if len(plans):
-            found = name, plans[0]
+            largest_model = name, plans[0]
             break
         next_name = name
         why = next((one.why for one in plans.by_cluster if not isinstance(one, Option)), "")
-    value, option = found or ("", None)
+    value, option = largest_model or ("", None)
     return Largest(what="model", value=value, option=option, next_value=next_name, why=why)
 
 

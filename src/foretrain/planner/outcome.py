@@ -86,23 +86,23 @@ class Option:
     @property
     def misses(self) -> tuple[str, ...]:
         """What of the goal it does not keep within."""
-        found = []
+        missed = []
         if self.late is not None and self.late > self.goal.risk:
-            found.append("deadline")
+            missed.append("deadline")
         if self.goal.budget is not None and (self.over_budget is None or self.over_budget > self.goal.risk):
-            found.append("budget")
-        return tuple(found)
+            missed.append("budget")
+        return tuple(missed)
 
     @property
     def excess(self) -> float:
         """How far time or cost is above what they may be, as a share; 0 where the goal is kept."""
         goal, cost = self.goal, self.cost
-        found = [0.0]
+        ratios = [0.0]
         if "deadline" in self.misses and goal.deadline_s is not None:
-            found.append(self.time_s.median / goal.deadline_s)
+            ratios.append(self.time_s.median / goal.deadline_s)
         if "budget" in self.misses and goal.budget is not None:
-            found.append(float("inf") if cost is None else cost.median / goal.budget)
-        return max(found)
+            ratios.append(float("inf") if cost is None else cost.median / goal.budget)
+        return max(ratios)
 
     @functools.cached_property
     def value(self) -> float:
@@ -153,7 +153,7 @@ class Nothing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class AxisStep:
     """One step along one axis from the best plan."""
 
     axis: str
@@ -193,7 +193,7 @@ class Plans(Sequence[Option]):
     """The chance that it is at most ``NEARLY`` worse than the best of them."""
     best_time_s: Estimate | None = None
     """Of a step of whichever option on the first one's cluster is the fastest."""
-    around: tuple[Step, ...] = ()
+    around: tuple[AxisStep, ...] = ()
     considered: int = 0
     """Plans that were looked at: costed, too large by bounds, impossible for the model, or slower than others
     by bounds."""

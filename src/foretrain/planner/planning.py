@@ -27,7 +27,7 @@ from foretrain.planner.goal import Goal
 from foretrain.planner.launching import unlaunchable
 from foretrain.planner.outcome import Nothing, Option, Plans
 from foretrain.planner.rating import order
-from foretrain.planner.search import Found, Listener, OnCluster, search
+from foretrain.planner.search import Listener, OnCluster, SearchState, search
 from foretrain.planner.space import LONG_SEQUENCE, Space
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.fitting_changes import Remedy, with_remedies
@@ -72,7 +72,7 @@ def make_plans(
     top: int = 10,
     effort: Effort | None = None,
     catalog: Catalog | None = None,
-    listener: Listener = lambda found: None,
+    listener: Listener = lambda searched: None,
 ) -> Plans:
     """The best plans of a job for a goal."""
     began_s, effort = time.monotonic(), effort or Effort()
@@ -82,7 +82,7 @@ def make_plans(
     goal.check_length(has_length=job.workload.training.total_steps is not None)
     spaces = list(_spaces(job, ability, wanted, allowed or {}, catalog or Catalog.load()))
     asked: dict[str, Any] = {"risk": 1.0 - goal.fits, "exhaustive": effort.exhaustive}
-    found = remembered(
+    searched = remembered(
         predictor,
         spaces,
         asked,
@@ -97,7 +97,7 @@ def make_plans(
         ),
         wanted=effort.cached and effort.seconds is None,
     )
-    options, by_cluster = _forecast(predictor, found, goal, top)
+    options, by_cluster = _forecast(predictor, searched, goal, top)
     everything = sorted(options, key=_order)
     ranked = everything[:top]
     return Plans(
@@ -105,15 +105,15 @@ def make_plans(
         goal=goal,
         target=ability.target,
         by_cluster=tuple(by_cluster),
-        considered=found.considered,
-        costed=found.costed,
-        too_large=found.too_large,
-        costed_too_large=found.costed_too_large,
-        impossible=found.impossible,
-        cuts_left=found.left,
-        interrupted=found.interrupted,
-        refused=found.refused,
-        notes=(*notes, *_notes(job, ability, found, ranked)),
+        considered=searched.considered,
+        costed=searched.costed,
+        too_large=searched.too_large,
+        costed_too_large=searched.costed_too_large,
+        impossible=searched.impossible,
+        cuts_left=searched.left,
+        interrupted=searched.interrupted,
+        refused=searched.refused,
+        notes=(*notes, *_notes(job, ability, searched, ranked)),
         **_certainty(predictor, everything, spaces),
         seconds=time.monotonic() - began_s,
     )
@@ -183,13 +183,13 @@ def space_on(cluster: Cluster, job: Job, ability: Ability, allowed: Mapping[str,
 
 
 def _forecast(
-    predictor: Predictor, found: Found, goal: Goal, top: int
+    predictor: Predictor, searched: SearchState, goal: Goal, top: int
 ) -> tuple[list[Option], list[Option | Nothing]]:
     """The options: the fastest of each cluster that fits, then more of the clusters that do best."""
-    walks = [_fitting(predictor, one, goal) for one in found.clusters]
+    walks = [_fitting(predictor, one, goal) for one in searched.clusters]
     by_cluster: list[Option | Nothing] = []
     leaders: list[tuple[Option, int]] = []
-    for i, one in enumerate(found.clusters):
+    for i, one in enumerate(searched.clusters):
         tell(f"forecasting plans of {one.space.job.cluster.world_size} devices")
         first = next(walks[i], None)
         if first or not one.space.pipelines_only:
@@ -290,12 +290,12 @@ def _certainty(predictor: Predictor, ranked: Sequence[Option], spaces: Sequence[
     }
 
 
-def _notes(job: Job, ability: Ability, found: Found, ranked: Sequence[Option]) -> Iterator[str]:
+def _notes(job: Job, ability: Ability, searched: SearchState, ranked: Sequence[Option]) -> Iterator[str]:
     sequence = job.workload.training.sequence or 0
     if (
         "context" in ability.degrees
         and 0 < sequence < LONG_SEQUENCE
-        and any(one.best for one in found.clusters)
+        and any(one.best for one in searched.clusters)
     ):
         yield (
             f"plan.context is looked at from {LONG_SEQUENCE:,} tokens on, or where nothing else fits; "
@@ -303,8 +303,8 @@ def _notes(job: Job, ability: Ability, found: Found, ranked: Sequence[Option]) -
         )
     if any(option.cost is None for option in ranked):
         yield "no price is known of some devices: give cluster.price, or a catalogue of your own"
-    if found.interrupted:
-        yield f"time was up with {found.left} cuts of the model left; give more --seconds"
+    if searched.interrupted:
+        yield f"time was up with {searched.left} cuts of the model left; give more --seconds"
 
 
 def remedies(predictor: Predictor, plans: Plans) -> Iterator[str]:

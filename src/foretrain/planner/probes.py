@@ -63,15 +63,15 @@ def probes(predictor: Predictor, plans: Plans, most: int = _MOST) -> list[Probe]
         return []
     known, means = covariance(predictor, [option.forecast for option in options])
     values = means + np.log([option.value / option.step_time_s.median for option in options])
-    found: list[Probe] = []
+    chosen: list[Probe] = []
     for _ in range(most):
         gains = [_gain(values, known, i) for i in range(len(options))]
         best = int(np.argmax(gains))
         if gains[best] < _WORTH:
             break
-        found.append(_probe(options[best], plans.options.index(options[best]) + 1, gains[best]))
+        chosen.append(_probe(options[best], plans.options.index(options[best]) + 1, gains[best]))
         known = _after(known, best)
-    return found
+    return chosen
 
 
 def _gain(means: Column, known: Column, i: int) -> float:
@@ -83,8 +83,8 @@ def _gain(means: Column, known: Column, i: int) -> float:
 
 def _after(known: Column, i: int) -> Column:
     """What is left unknown when option ``i`` is measured."""
-    told: Column = known - np.outer(known[:, i], known[i]) / (known[i, i] + _MEASURED**2)
-    return told
+    remaining: Column = known - np.outer(known[:, i], known[i]) / (known[i, i] + _MEASURED**2)
+    return remaining
 
 
 def _probe(option: Option, number: int, gain: float) -> Probe:

@@ -78,27 +78,27 @@ def rate_cut(
     predictor: Predictor, space: Space, cut: Cut, *, most: int, below_s: float, risk: float
 ) -> Rated:
     """The ``most`` fastest plans of a cut that may fit, of those faster than ``below_s``."""
-    found = Rated()
+    rated = Rated()
     before = Counter(space.refused)
     plans = list(space.plans(cut))
-    found.considered = len(plans)
+    rated.considered = len(plans)
     try:
-        for rating in _rated(predictor, space, plans, found, most=most, below_s=below_s, risk=risk):
+        for rating in _rated(predictor, space, plans, rated, most=most, below_s=below_s, risk=risk):
             if rating.chance is None or rating.chance <= risk:
-                found.best = heapq.nsmallest(most, [*found.best, rating], key=order)
+                rated.best = heapq.nsmallest(most, [*rated.best, rating], key=order)
                 continue
-            found.add_too_large(rating.least_s)
-            found.costed_too_large += 1
+            rated.add_too_large(rating.least_s)
+            rated.costed_too_large += 1
             if rating.chance <= risk + _SURELY_FULL:
-                found.doubtful = heapq.nsmallest(_DOUBTFUL, [*found.doubtful, rating], key=order)
+                rated.doubtful = heapq.nsmallest(_DOUBTFUL, [*rated.doubtful, rating], key=order)
             else:
-                found.nearest(rating.plan, 1.0)
+                rated.nearest(rating.plan, 1.0)
     except (CaptureError, InputError, UnsupportedJob) as error:
-        found.refused[f"{cut.words}: {first_line(error)}"] += max(1, len(plans))
-        found.impossible = len(plans) - found.costed - (found.too_large - found.costed_too_large)
-        found.untraced = str(error) if isinstance(error, CaptureError) else ""
-    found.refused.update(space.refused - before)
-    return found
+        rated.refused[f"{cut.words}: {first_line(error)}"] += max(1, len(plans))
+        rated.impossible = len(plans) - rated.costed - (rated.too_large - rated.costed_too_large)
+        rated.untraced = str(error) if isinstance(error, CaptureError) else ""
+    rated.refused.update(space.refused - before)
+    return rated
 
 
 def order(rating: Rating) -> tuple[float, str]:
@@ -110,7 +110,7 @@ def _rated(
     predictor: Predictor,
     space: Space,
     plans: Sequence[Plan],
-    found: Rated,
+    rated: Rated,
     *,
     most: int,
     below_s: float,
@@ -119,7 +119,7 @@ def _rated(
     if not plans:
         return
     if not isinstance(predictor, RatingPredictor):
-        yield from _by_forecasts(predictor, space, plans, found)
+        yield from _by_forecasts(predictor, space, plans, rated)
         return
     families: dict[Family, Bounds] = {}
 
@@ -130,25 +130,25 @@ def _rated(
         return families[family]
 
     offload = space.offloads and space.ability.offloads
-    found.hopeless = bounds(plans[0]).least_of_all_bytes(offload=offload) > _usable_bytes(space)
+    rated.hopeless = bounds(plans[0]).least_of_all_bytes(offload=offload) > _usable_bytes(space)
     ordered = sorted((bounds(plan).least_s(plan), i) for i, plan in enumerate(plans))
     fitting: set[Plan] = set()
     for least_s, i in ordered:
         if (kept := _keeping_all(plans[i])) in fitting:
             continue  # computes again what there is room for
-        limit_s = min(below_s, found.best[-1].time_s if len(found.best) == most else below_s)
+        limit_s = min(below_s, rated.best[-1].time_s if len(rated.best) == most else below_s)
         if least_s >= limit_s:
             return
         usable_bytes = _usable_bytes(space, plans[i])
         if (least_bytes := bounds(plans[i]).least_bytes(plans[i])) > usable_bytes:
-            found.add_too_large(least_s)
-            found.nearest(plans[i], least_bytes / usable_bytes)
+            rated.add_too_large(least_s)
+            rated.nearest(plans[i], least_bytes / usable_bytes)
             continue
-        found.costed += 1
+        rated.costed += 1
         try:
             rating = _rate(predictor, space, plans[i], limit_s, risk)
         except (CaptureError, InputError, UnsupportedJob) as error:
-            found.refused[first_line(error)] += 1
+            rated.refused[first_line(error)] += 1
             continue
         if rating is None or (rating.chance or 0.0) <= risk:
             fitting.add(kept)
@@ -207,15 +207,15 @@ def _usable_bytes(space: Space, plan: Plan | None = None) -> float:
 
 
 def _by_forecasts(
-    predictor: Predictor, space: Space, plans: Sequence[Plan], found: Rated
+    predictor: Predictor, space: Space, plans: Sequence[Plan], rated: Rated
 ) -> Iterator[Rating]:
     """Of a predictor that does not look inside a step."""
     for plan in plans:
-        found.costed += 1
+        rated.costed += 1
         try:
             forecast = predictor.predict(space.job_with(plan))
         except ForetrainError as error:
-            found.refused[first_line(error)] += 1
+            rated.refused[first_line(error)] += 1
             continue
         if "step_time_s" in forecast:
             time_s = forecast["step_time_s"].median

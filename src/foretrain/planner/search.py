@@ -28,7 +28,7 @@ _SLACK = 0.08
 _FEW_CUTS = 16
 """Cuts that are all tried, whatever they promise."""
 
-Listener = Callable[["Found"], None]
+Listener = Callable[["SearchState"], None]
 """Hears the best so far whenever a cut is done."""
 
 
@@ -84,7 +84,7 @@ class OnCluster:
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class SearchState:
     """What a search has come to."""
 
     clusters: list[OnCluster]
@@ -105,7 +105,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _SharedByCuts:
     """What all cuts are asked with; other processes make the predictor once."""
 
     portable: Portable
@@ -123,7 +123,7 @@ Item = tuple[Cut, tuple[tuple[int, float, bool], ...]]
 the optimizer may be on the host."""
 
 
-def _rate(asked: _Asked, item: Item) -> list[tuple[int, Rated]]:
+def _rate(asked: _SharedByCuts, item: Item) -> list[tuple[int, Rated]]:
     """A cut on each cluster that has it."""
     cut, where = item
     predictor = _predictor(asked.portable)
@@ -143,30 +143,32 @@ def search(
     exhaustive: bool = False,
     processes: int = 1,
     ray: str | None = None,
-    listener: Listener = lambda found: None,
-) -> Found:
+    listener: Listener = lambda searched: None,
+) -> SearchState:
     """The fastest plans of each cluster whose chance of running out of memory may be at most ``risk``."""
-    found = Found(clusters=[OnCluster.of(space) for space in spaces])
+    searched = SearchState(clusters=[OnCluster.of(space) for space in spaces])
     began_s = time.monotonic()
 
     def time_is_up() -> bool:
-        found.seconds = time.monotonic() - began_s
-        return seconds is not None and found.seconds > seconds
+        searched.seconds = time.monotonic() - began_s
+        return seconds is not None and searched.seconds > seconds
 
     portable = _Held(predictor) if processes == 1 and ray is None else Portable.of_learned(predictor)
-    asked = _Asked(portable=portable, spaces=tuple(spaces), risk=risk)  # type: ignore[arg-type]
+    asked = _SharedByCuts(portable=portable, spaces=tuple(spaces), risk=risk)  # type: ignore[arg-type]
     with Crew(_rate, shared=asked, processes=processes, ray=ray) as crew:
         for widen in (_as_they_are, _with_offload, _with_contexts):
-            if not widen(found):
+            if not widen(searched):
                 continue
-            _rounds(found, crew, time_is_up, listener, max(1, processes), exhaustive=exhaustive)
-            if time_is_up() or all(one.best for one in found.clusters):
+            _rounds(searched, crew, time_is_up, listener, max(1, processes), exhaustive=exhaustive)
+            if time_is_up() or all(one.best for one in searched.clusters):
                 break
     time_is_up()
-    if found.clusters and all(one.untraced and not one.best and one.least is None for one in found.clusters):
-        raise CaptureError(found.clusters[0].untraced)
-    found.left = len({cut for one in found.clusters for cut in one.cuts if cut not in one.tried})
-    return found
+    if searched.clusters and all(
+        one.untraced and not one.best and one.least is None for one in searched.clusters
+    ):
+        raise CaptureError(searched.clusters[0].untraced)
+    searched.left = len({cut for one in searched.clusters for cut in one.cuts if cut not in one.tried})
+    return searched
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,29 +178,29 @@ class _Held:
     predictor: Predictor
 
 
-def _as_they_are(found: Found) -> bool:
+def _as_they_are(searched: SearchState) -> bool:
     return True
 
 
-def _with_contexts(found: Found) -> bool:
+def _with_contexts(searched: SearchState) -> bool:
     """Ranks that share a sequence, also a short one, on clusters where nothing fits."""
-    for one in found.clusters:
+    for one in searched.clusters:
         if not one.best and not one.hopeless:
             one.cuts = one.space.neighbours(contexts=True)
-    return any(cut not in one.tried for one in found.clusters for cut in one.cuts if not one.best)
+    return any(cut not in one.tried for one in searched.clusters for cut in one.cuts if not one.best)
 
 
-def _with_offload(found: Found) -> bool:
+def _with_offload(searched: SearchState) -> bool:
     """The optimizer on the host, on clusters where nothing fits."""
-    for one in found.clusters:
+    for one in searched.clusters:
         if not one.best and one.space.ability.offloads and one.space.job.trains:
             one.space = dataclasses.replace(one.space, offloads=True)
             one.tried, one.needs, one.hopeless = {}, {}, False
-    return any(not one.tried for one in found.clusters)
+    return any(not one.tried for one in searched.clusters)
 
 
 def _rounds(
-    found: Found,
+    searched: SearchState,
     crew: Crew[list[tuple[int, Rated]]],
     time_is_up: Callable[[], bool],
     listener: Listener,
@@ -207,29 +209,29 @@ def _rounds(
     exhaustive: bool,
 ) -> None:
     """Try cuts until none that is left promises anything."""
-    while items := _next(found, at_once, exhaustive=exhaustive):
+    while items := _next(searched, at_once, exhaustive=exhaustive):
         if time_is_up():
-            found.interrupted = True
+            searched.interrupted = True
             return
-        tell(f"{found.considered:,} plans so far; {items[0][0].words}")
+        tell(f"{searched.considered:,} plans so far; {items[0][0].words}")
         for (cut, _), answers in zip(items, crew.run(items), strict=True):
             for i, rated in answers:
-                found.clusters[i].add(cut, rated)
-                found.considered += rated.considered
-                found.costed += rated.costed
-                found.too_large += rated.too_large
-                found.costed_too_large += rated.costed_too_large
-                found.impossible += rated.impossible
-                found.refused.update(rated.refused)
-            listener(found)
+                searched.clusters[i].add(cut, rated)
+                searched.considered += rated.considered
+                searched.costed += rated.costed
+                searched.too_large += rated.too_large
+                searched.costed_too_large += rated.costed_too_large
+                searched.impossible += rated.impossible
+                searched.refused.update(rated.refused)
+            listener(searched)
 
 
-def _next(found: Found, at_once: int, *, exhaustive: bool) -> list[Item]:
+def _next(searched: SearchState, at_once: int, *, exhaustive: bool) -> list[Item]:
     """The cuts that promise most of those that are left, each with the clusters on which it does and what its
     plans must beat there."""
     promises: dict[Cut, float] = {}
     where: dict[Cut, dict[int, tuple[int, float, bool]]] = {}
-    for i, one in enumerate(found.clusters):
+    for i, one in enumerate(searched.clusters):
         for cut, promise in _promising(one, exhaustive=exhaustive):
             promises[cut] = min(promise, promises.get(cut, math.inf))
             where.setdefault(cut, {})[i] = i, one.limit_s, one.space.offloads

@@ -116,7 +116,7 @@ class Space:
 
     def cuts(self, *, contexts: bool = False) -> list[Cut]:
         """All of them that divide what they must; ``contexts``: also of short sequences."""
-        found = [
+        all_cuts = [
             dataclasses.replace(layers, micro_batch=micro)
             for tensor in self._tensors()
             for context in self._contexts(every=contexts)
@@ -126,7 +126,7 @@ class Space:
             )
             for micro in self._micro_batches(layers)
         ]
-        return sorted(set(found))
+        return sorted(set(all_cuts))
 
     def neighbours(self, *, contexts: bool = False) -> dict[Cut, list[Cut]]:
         """All cuts, each with those one step away."""
@@ -180,17 +180,17 @@ class Space:
         """Sizes of micro-batches that replicas of layers so cut deal their samples out to: those that are
         held, else all that divide them up to a size, and all samples at once where there is no pipeline."""
         most = min(_MOST_SAMPLES, max(1, _MOST_TOKENS // (self.facts.sequence or 1)))
-        found: set[int] = set()
+        sizes: set[int] = set()
         for pipeline, data, samples in self._replicas(layers):
             if "micro_batch" in self.allowed:
-                found |= {micro for micro in self.allowed["micro_batch"] if self._divides(data, micro)}
+                sizes |= {micro for micro in self.allowed["micro_batch"] if self._divides(data, micro)}
             elif ACCUMULATION in self.allowed:
                 passes = self.allowed[ACCUMULATION]
-                found |= {samples // count for count in passes if samples % count == 0}
+                sizes |= {samples // count for count in passes if samples % count == 0}
             else:
-                found |= {micro for micro in range(1, min(most, samples) + 1) if samples % micro == 0}
-                found |= {samples} if pipeline == 1 else set()
-        return found
+                sizes |= {micro for micro in range(1, min(most, samples) + 1) if samples % micro == 0}
+                sizes |= {samples} if pipeline == 1 else set()
+        return sizes
 
     def _replicas(self, cut: Cut) -> Iterator[tuple[int, int, int]]:
         """Stages of a pipeline that a cut may have, with how many replicas there are then and how many
@@ -265,7 +265,7 @@ class Space:
                 (False, True) if self.offloads and self.ability.offloads else (False,),
                 self.balances(pipeline),
             ):
-                found = self._plan(
+                plan = self._plan(
                     cut,
                     data=data,
                     pipeline=pipeline,
@@ -276,8 +276,8 @@ class Space:
                     balance=balance,
                     **sharding,
                 )
-                if found is not None:
-                    yield found
+                if plan is not None:
+                    yield plan
 
     def _plan(self, cut: Cut, **fields: Any) -> Plan | None:
         """With what the job's own plan says of all else; None where the two contradict each other."""
@@ -424,7 +424,7 @@ def neighbours(
     >>> [one.micro_batch for one in neighbours(cuts, lambda cut: (25, 100))[Cut(micro_batch=5)]]
     [1, 4, 25]
     """
-    found: dict[Cut, set[Cut]] = {cut: set() for cut in cuts}
+    near_to: dict[Cut, set[Cut]] = {cut: set() for cut in cuts}
     for one_size in dataclasses.fields(Cut):
         lines: dict[Cut, list[Cut]] = {}
         for cut in sorted(cuts):
@@ -434,9 +434,9 @@ def neighbours(
             parts = [[cut for cut in line if number % cut.micro_batch == 0] for number in shared]
             for part in parts or [line]:
                 for one, other in _next_to_each_other(part, [getattr(cut, one_size.name) for cut in part]):
-                    found[one].add(other)
-                    found[other].add(one)
-    return {cut: sorted(near) for cut, near in found.items()}
+                    near_to[one].add(other)
+                    near_to[other].add(one)
+    return {cut: sorted(near) for cut, near in near_to.items()}
 
 
 def _next_to_each_other(line: Sequence[Cut], sizes: Sequence[int]) -> Iterator[tuple[Cut, Cut]]:

@@ -12,7 +12,7 @@ from foretrain.forecast import Forecast
 from foretrain.job import Job
 from foretrain.planner.abilities import Ability, ability_of
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.fitting_changes import SAFE_CHANCE, Change, changed
+from foretrain.predictors.fitting_changes import SAFE_CHANCE, JobChange, changed
 from foretrain.progress import tell
 
 MOST = 3
@@ -54,7 +54,7 @@ def suggestions(forecast: Forecast, predictor: Predictor, most: int = MOST) -> l
     rate = forecast.quantities.get("samples_per_s")
     if rate is None:
         return []
-    found = []
+    faster = []
     allowed = max(SAFE_CHANCE, forecast.out_of_memory_chance or 0.0)
     for change in _changes(job):
         tell(f"trying {change.words}")
@@ -64,14 +64,14 @@ def suggestions(forecast: Forecast, predictor: Predictor, most: int = MOST) -> l
             continue
         gain = other["samples_per_s"].median / rate.median - 1.0
         if gain >= _LEAST_GAIN and (other.out_of_memory_chance or 0.0) <= allowed:
-            found.append(Suggestion(change=change.words, fields=change.fields, faster=gain, forecast=other))
-    found.sort(key=lambda one: (one.changes_numbers, -one.faster))
-    return sorted(found[: 2 * most], key=lambda one: -one.faster)[:most]
+            faster.append(Suggestion(change=change.words, fields=change.fields, faster=gain, forecast=other))
+    faster.sort(key=lambda one: (one.changes_numbers, -one.faster))
+    return sorted(faster[: 2 * most], key=lambda one: -one.faster)[:most]
 
 
-def _changes(job: Job) -> Iterator[Change]:
+def _changes(job: Job) -> Iterator[JobChange]:
     """Jobs that differ from this one in one thing; what cannot be made is left out."""
-    start = Change(job=job, words="", fields={})
+    start = JobChange(job=job, words="", fields={})
     ability = ability_of(None, job.workload.training.framework)
     for words, section, fields in _ideas(job, ability):
         try:

@@ -1,5 +1,5 @@
-"""The interface that every predictor has: fit on runs, predict a job, the quantities it can give, and its
-state in a folder."""
+"""Defines the interface that every predictor has: fit on runs, predict a job, the quantities it can give,
+and its state in a folder."""
 
 from __future__ import annotations
 
@@ -238,11 +238,11 @@ def _timed_runs(fit: Callable[..., Any]) -> Callable[..., Any]:
     """The same method, whose runs have the time of a step wherever it follows from what they tell."""
 
     @functools.wraps(fit)
-    def told(self: Any, runs: Iterable[Run], **options: Any) -> Any:
+    def fit_timed(self: Any, runs: Iterable[Run], **options: Any) -> Any:
         found = map(timed, runs)
         return fit(self, list(found) if isinstance(runs, Sequence) else found, **options)
 
-    return told
+    return fit_timed
 
 
 def timed(run: Run) -> Run:

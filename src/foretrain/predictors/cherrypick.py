@@ -28,7 +28,7 @@ from foretrain.predictors.blackbox import (
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.seen import (
     Array,
-    LeftOut,
+    LeftOutAlong,
     Reach,
     Seen,
     left_out_along,
@@ -127,10 +127,10 @@ class CherryPickPredictor(Predictor):
         }
         self.seen_ = {key: Seen.of([run.job for run in own]) for key, own in workloads.items()}
         several = [own for own in workloads.values() if len(own) >= _FEWEST_TO_LEAVE_OUT]
-        some = several[:: -(-len(several) // _MOST_WORKLOADS)] if several else []
-        ratios = [ratio for own in some for ratio in _left_out_in_turn(own)]
+        tried_workloads = several[:: -(-len(several) // _MOST_WORKLOADS)] if several else []
+        ratios = [ratio for own in tried_workloads for ratio in _left_out_in_turn(own)]
         self.scale_ = max(quantile_80(ratios), 1.0) if ratios else 1.0
-        self.reach_ = Reach.of([one for own in some for one in _left_out_along(own, self.scale_)])
+        self.reach_ = Reach.of([one for own in tried_workloads for one in _left_out_along(own, self.scale_)])
         return self
 
     def predict(self, job: Job) -> Forecast:
@@ -197,15 +197,15 @@ def _left_out_in_turn(runs: Sequence[Run]) -> list[float]:
     ratios = []
     for fold in range(_FOLDS):
         known, asked = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        told = _told(Process.learn(rows[known], times_s[known]), [jobs[i] for i in asked])
+        forecasts = _told(Process.learn(rows[known], times_s[known]), [jobs[i] for i in asked])
         ratios += [
             abs(float(np.log(times_s[i] / median_s) / np.log(spread.high)))
-            for i, (median_s, spread) in zip(asked, told, strict=True)
+            for i, (median_s, spread) in zip(asked, forecasts, strict=True)
         ]
     return ratios
 
 
-def _left_out_along(runs: Sequence[Run], scale: float) -> list[LeftOut]:
+def _left_out_along(runs: Sequence[Run], scale: float) -> list[LeftOutAlong]:
     jobs, times_s = [run.job for run in runs], step_times(runs)
     rows = np.array([configuration(job) for job in jobs])
 

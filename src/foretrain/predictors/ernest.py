@@ -24,7 +24,15 @@ from foretrain.predictors.blackbox import (
     workload_of,
 )
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.seen import Array, LeftOut, Reach, Seen, left_out_along, number_columns, number_row
+from foretrain.predictors.seen import (
+    Array,
+    LeftOutAlong,
+    Reach,
+    Seen,
+    left_out_along,
+    number_columns,
+    number_row,
+)
 from foretrain.splits import Part
 
 TERMS = ("1", "scale / machines", "log machines", "machines")
@@ -143,10 +151,10 @@ def _left_out_in_turn(runs: Sequence[Run], pooled: bool) -> list[tuple[float, fl
     return pairs
 
 
-def _left_out_along(runs: Sequence[Run], spread: Factors) -> list[LeftOut]:
+def _left_out_along(runs: Sequence[Run], spread: Factors) -> list[LeftOutAlong]:
     columns = number_columns([run.job for run in runs])
     return left_out_along(
-        columns, step_times(runs), lambda part: [(told, spread) for told in _told_s(runs, part)]
+        columns, step_times(runs), lambda part: [(forecast_s, spread) for forecast_s in _told_s(runs, part)]
     )
 
 

@@ -92,7 +92,7 @@ class Key:
         image = training.image_shape
         length = training.sequence or (max(image[1:]) if image else None)
         device = groups[0].device
-        found = {
+        sizes = {
             "devices": job.cluster.world_size,
             "nodes": nodes,
             "bandwidth": min(rates or [group.device.memory_bytes_per_s for group in groups]),
@@ -104,8 +104,8 @@ class Key:
         if layout is not None:
             flops = layout.graph.column("flops")
             work = sum(float(flops[stage.calls].sum()) for stage in layout.stages) / len(layout.stages)
-            found |= {"parameters": layout.graph.parameters, "flops": work * job.accumulation}
-        return cls(fields=fields, sizes={name: float(value) for name, value in found.items() if value})
+            sizes |= {"parameters": layout.graph.parameters, "flops": work * job.accumulation}
+        return cls(fields=fields, sizes={name: float(value) for name, value in sizes.items() if value})
 
 
 def plan_words(job: Job) -> str:
@@ -159,7 +159,7 @@ class Record:
     about: str
     low: Key
     high: Key
-    """As ``low``, with the largest sizes of the runs; the same Key for a single run."""
+    """As ``low``, with the largest sizes of the runs; the same key for a single run."""
     outcomes: Mapping[str, Outcome]
     runs: int = 1
     measured: Mapping[str, float] = field(default_factory=dict)

@@ -41,8 +41,8 @@ _SHARDED: dict[Shard, tuple[str, ...]] = {
 """Categories that each way of sharding divides by the replicas."""
 _IN_NODE = 8
 """Devices that a node grows to, where the job names no node."""
-_LEAN_OPTIMIZERS = ("adafactor", "sgd", "sgd-plain")
-"""With less and less state for a parameter."""
+_LEAN_OPTIMIZERS = {"adafactor": 0.1, "sgd": 0.5, "sgd-plain": 0.0}
+"""In the order in which they are tried, with the share of the optimizer's state that each may need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +77,20 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class JobChange:
     """A changed job, in words and fields."""
 
     job: Job
     words: str
     fields: Mapping[str, Any]
 
-    def then(self, other: Change) -> Change:
+    def then(self, other: JobChange) -> JobChange:
         """Both: ``other`` was made from this one's job."""
         words = f"{self.words}, {other.words}" if self.words else other.words
-        return Change(job=other.job, words=words, fields={**self.fields, **other.fields})
+        return JobChange(job=other.job, words=words, fields={**self.fields, **other.fields})
 
 
-Changes = Callable[["_Search", Change], Iterator[Change]]
+Changes = Callable[["_Search", JobChange], Iterator[JobChange]]
 """Ways to change a job, the smallest first."""
 
 
@@ -121,20 +121,20 @@ class _Search:
         self.held = {name: size * scale for name, size in held.items()} or {"weights": need.median}
 
     def remedies(self) -> list[Remedy]:
-        start = Change(job=self.forecast.job, words="", fields={})
-        found: list[Remedy] = []
+        start = JobChange(job=self.forecast.job, words="", fields={})
+        fitting: list[Remedy] = []
         for changes in (*_SINGLE, *_LAST):
-            if len(found) == ENOUGH or (found and changes in _LAST):
+            if len(fitting) == ENOUGH or (fitting and changes in _LAST):
                 break
-            tries = min(_TRIES, self._left - (0 if found else _FOR_SEVERAL))
+            tries = min(_TRIES, self._left - (0 if fitting else _FOR_SEVERAL))
             if (remedy := self._first_that_fits(changes(self, start), tries)) is not None:
-                found.append(remedy)
-        if not found:
+                fitting.append(remedy)
+        if not fitting:
             together = self._first_that_fits(_together(self, start), self._left)
-            found += [together] if together is not None else []
-        return sorted(found, key=_size_of_change)
+            fitting += [together] if together is not None else []
+        return sorted(fitting, key=_size_of_change)
 
-    def _first_that_fits(self, changes: Iterator[Change], tries: int) -> Remedy | None:
+    def _first_that_fits(self, changes: Iterator[JobChange], tries: int) -> Remedy | None:
         """The first change that is a job at all and fits."""
         with contextlib.suppress(ForetrainError):
             for change in changes:
@@ -145,7 +145,7 @@ class _Search:
                     return remedy
         return None
 
-    def _asked(self, change: Change) -> Remedy | None:
+    def _asked(self, change: JobChange) -> Remedy | None:
         """What the change comes to, where the predictor can tell and the job fits with it."""
         tell(f"it does not fit; trying {change.words}")
         try:
@@ -187,7 +187,7 @@ def _size_of_change(remedy: Remedy) -> tuple[int, float]:
 # One change
 
 
-def _allocator(search: _Search, start: Change) -> Iterator[Change]:
+def _allocator(search: _Search, start: JobChange) -> Iterator[JobChange]:
     """Segments that expand, where tensors fit and only what lies between them does not."""
     own, device = start.job.workload.training.allocator, start.job.cluster.groups[0].device
     if device.vendor != "nvidia" or AllocatorSettings.read(own or "").expandable_segments:
@@ -200,7 +200,7 @@ def _allocator(search: _Search, start: Change) -> Iterator[Change]:
         yield changed(start, f"allocator {expandable}", training=settings)
 
 
-def _micro_batch(search: _Search, start: Change) -> Iterator[Change]:
+def _micro_batch(search: _Search, start: JobChange) -> Iterator[JobChange]:
     """Fewer samples at once: with gradients added up over more passes, or in inference with a smaller
     batch."""
     job, own = start.job, start.job.micro_batch
@@ -219,7 +219,7 @@ def _micro_batch(search: _Search, start: Change) -> Iterator[Change]:
             yield changed(start, f"micro_batch {size}", plan={"micro_batch": size})
 
 
-def _recompute(search: _Search, start: Change) -> Iterator[Change]:
+def _recompute(search: _Search, start: JobChange) -> Iterator[JobChange]:
     job = start.job
     plan = _all_recomputed(job)
     if job.workload.training.mode == "infer" or not plan:
@@ -238,7 +238,7 @@ def _all_recomputed(job: Job) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if getattr(job.plan, name) != value}
 
 
-def _shard(search: _Search, start: Change) -> Iterator[Change]:
+def _shard(search: _Search, start: JobChange) -> Iterator[JobChange]:
     job, order = start.job, list(_SHARDED)
     replicas = (job.plan.data or 1) * job.plan.context
     if replicas == 1 or job.plan.servers or job.workload.training.mode == "infer":
@@ -249,7 +249,7 @@ def _shard(search: _Search, start: Change) -> Iterator[Change]:
             yield changed(start, f"shard {shard}", plan={"shard": shard})
 
 
-def _precision(search: _Search, start: Change) -> Iterator[Change]:
+def _precision(search: _Search, start: JobChange) -> Iterator[JobChange]:
     if (halves := _half_precision(start.job)) is None:
         return
     for precision, fixed in ((halves, 1.0), (halves.removeprefix("amp-"), 0.5)):
@@ -268,7 +268,7 @@ def _half_precision(job: Job) -> str | None:
     return "amp-fp16" if all(one.fp16 for one in devices) else None
 
 
-def _tensor(search: _Search, start: Change) -> Iterator[Change]:
+def _tensor(search: _Search, start: JobChange) -> Iterator[JobChange]:
     """The layers of a language model over devices that each have all of them."""
     plan, cluster = start.job.plan, start.job.cluster
     if start.job.workload.model.source != "transformers" or plan.tensor > 1 or plan.expert > 1:
@@ -281,7 +281,7 @@ def _tensor(search: _Search, start: Change) -> Iterator[Change]:
             yield changed(start, f"tensor {degree}", plan=fields)
 
 
-def _offload(search: _Search, start: Change) -> Iterator[Change]:
+def _offload(search: _Search, start: JobChange) -> Iterator[JobChange]:
     job = start.job
     if job.plan.offload or job.plan.servers or job.workload.training.mode == "infer":
         return
@@ -289,7 +289,7 @@ def _offload(search: _Search, start: Change) -> Iterator[Change]:
         yield changed(start, "offload (optimizer on the host)", plan={"offload": True})
 
 
-def _larger_device(search: _Search, start: Change) -> Iterator[Change]:
+def _larger_device(search: _Search, start: JobChange) -> Iterator[JobChange]:
     """The device of the same maker with the least memory that does; a newer one before an older one."""
     cluster, catalog = start.job.cluster, Catalog.load()
     device = cluster.groups[0].device
@@ -303,15 +303,19 @@ def _larger_device(search: _Search, start: Change) -> Iterator[Change]:
         yield from _on(start, {**section, "device": one.name}, f"device {one.name}", {"device": one.name})
 
 
+_LARGER = 1.05
+"""Times the memory of a device that a larger one has at least."""
+
+
 def _is_larger(other: Device, device: Device) -> bool:
     """A device of the same maker, with the same kind of links and formats at least as narrow, and more
     memory."""
     alike = other.vendor == device.vendor and (device.link == "pcie" or other.link == device.link)
     formats = all(getattr(other, name) or not getattr(device, name) for name in ("bf16", "fp8"))
-    return alike and formats and other.memory_bytes > 1.05 * device.memory_bytes
+    return alike and formats and other.memory_bytes > _LARGER * device.memory_bytes
 
 
-def _more_devices(search: _Search, start: Change) -> Iterator[Change]:
+def _more_devices(search: _Search, start: JobChange) -> Iterator[JobChange]:
     """Twice the devices or more, with everything sharded over them."""
     job, section = start.job, start.job.cluster.to_dict()
     training, replicas = job.workload.training, job.plan.data or 1
@@ -338,12 +342,12 @@ def _more_devices(search: _Search, start: Change) -> Iterator[Change]:
         factor *= 2
 
 
-def _optimizer(search: _Search, start: Change) -> Iterator[Change]:
+def _optimizer(search: _Search, start: JobChange) -> Iterator[JobChange]:
     """Another optimizer, which trains differently: the last resort."""
     own = start.job.workload.training.optimizer
     if start.job.workload.training.mode == "infer" or own in _LEAN_OPTIMIZERS:
         return
-    for optimizer, share in zip(_LEAN_OPTIMIZERS, (0.1, 0.5, 0.0), strict=True):
+    for optimizer, share in _LEAN_OPTIMIZERS.items():
         if search.may_fit(optimizer_state=share):
             yield changed(start, f"optimizer {optimizer}", training={"optimizer": optimizer})
 
@@ -357,7 +361,7 @@ _LAST: tuple[Changes, ...] = (_optimizer,)
 """Only where nothing else does."""
 
 
-def _together(search: _Search, start: Change) -> Iterator[Change]:
+def _together(search: _Search, start: JobChange) -> Iterator[JobChange]:
     """Changes that each save most of something, one upon the other; then the same on more devices."""
     change, job, search.last = start, start.job, search.forecast
     training = job.workload.training.mode == "train"
@@ -381,7 +385,7 @@ def _together(search: _Search, start: Change) -> Iterator[Change]:
 # Changed jobs
 
 
-def changed(start: Change, words: str, **sections: Mapping[str, Any]) -> Change:
+def changed(start: JobChange, words: str, **sections: Mapping[str, Any]) -> JobChange:
     """With other fields in the plan or the training."""
     job, plan, training = start.job, start.job.plan, start.job.workload.training
     plan = dataclasses.replace(plan, **sections.get("plan", {}))
@@ -389,16 +393,16 @@ def changed(start: Change, words: str, **sections: Mapping[str, Any]) -> Change:
     workload = dataclasses.replace(job.workload, training=training)
     fields = {f"{name}.{key}": value for name, one in sections.items() for key, value in one.items()}
     changed = dataclasses.replace(job, workload=workload, plan=plan)
-    return start.then(Change(job=changed, words=words, fields=fields))
+    return start.then(JobChange(job=changed, words=words, fields=fields))
 
 
 def _on(
-    start: Change,
+    start: JobChange,
     section: Mapping[str, Any],
     words: str,
     fields: Mapping[str, Any],
     plan: Mapping[str, Any] | None = None,
-) -> Iterator[Change]:
+) -> Iterator[JobChange]:
     """On another cluster, where there is such a one."""
     try:
         cluster = Cluster.read(section)
@@ -409,4 +413,4 @@ def _on(
         return
     named = {f"cluster.{name}": value for name, value in fields.items()}
     named |= {f"plan.{name}": value for name, value in (plan or {}).items() if value is not None}
-    yield start.then(Change(job=job, words=words, fields=named))
+    yield start.then(JobChange(job=job, words=words, fields=named))

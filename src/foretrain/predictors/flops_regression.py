@@ -28,7 +28,7 @@ from foretrain.predictors.conformal import Factors
 from foretrain.predictors.seen import (
     NUMBERS,
     Array,
-    LeftOut,
+    LeftOutAlong,
     Reach,
     Seen,
     left_out_along,
@@ -153,7 +153,9 @@ def _law_columns(rows: Array) -> dict[str, Array]:
     return dict(zip(_IN_LAW, np.exp(rows.T[: len(_IN_LAW)]), strict=True))
 
 
-def _left_out_along(rows: Array, times_s: Array, seen: Mapping[str, Array], spread: Factors) -> list[LeftOut]:
+def _left_out_along(
+    rows: Array, times_s: Array, seen: Mapping[str, Array], spread: Factors
+) -> list[LeftOutAlong]:
     def forecast(part: Part) -> list[tuple[float, Factors]]:
         known, asked = part
         weights = _solve(rows[known], np.log(times_s[known]))

@@ -131,18 +131,18 @@ def _offers(module: object) -> str:
     return f" (it has {', '.join(kinds)})" if kinds else ""
 
 
-def _checked(what: str, found: object) -> type[Predictor]:
+def _checked(what: str, candidate: object) -> type[Predictor]:
     """A class that the program can make a predictor of, with no more than its name."""
-    if not inspect.isclass(found) or not issubclass(found, Predictor):
+    if not inspect.isclass(candidate) or not issubclass(candidate, Predictor):
         raise InputError(f"{what}: is not a class derived from foretrain.predictors.base.Predictor")
-    if inspect.isabstract(found):
-        raise InputError(f"{what}: lacks {', '.join(sorted(found.__abstractmethods__))}")
+    if inspect.isabstract(candidate):
+        raise InputError(f"{what}: lacks {', '.join(sorted(candidate.__abstractmethods__))}")
     for field in ("name", "quantities"):
-        if not hasattr(found, field):
+        if not hasattr(candidate, field):
             raise InputError(f"{what}: lacks the class variable {field}")
     needed = [
         parameter.name
-        for parameter in inspect.signature(found).parameters.values()
+        for parameter in inspect.signature(candidate).parameters.values()
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
@@ -150,4 +150,4 @@ def _checked(what: str, found: object) -> type[Predictor]:
         raise InputError(
             f"{what}: its constructor needs {', '.join(needed)}; every setting has to have a default"
         )
-    return found
+    return candidate

@@ -58,12 +58,12 @@ def with_recomputation(forecast: Forecast, predictor: Predictor) -> Forecast:
     with contextlib.suppress(ForetrainError):
         plain = predictor.predict(kept)
         if plain.step is not None and not plain.step.layout.graph.recomputes:  # its own code does not
-            found = Recomputation(
+            recomputed = Recomputation(
                 saved_bytes=_held(plain) - _held(forecast),
                 added_s=_more(forecast, plain, "step_time_s"),
                 layers=tuple(_layers(step, plain.step)),
             )
-            return dataclasses.replace(forecast, recomputation=found)
+            return dataclasses.replace(forecast, recomputation=recomputed)
         if step.layout.graph.recomputes:
             return dataclasses.replace(forecast, recomputation=_of_own_code(step))
     return forecast
@@ -86,7 +86,7 @@ def _of_own_code(step: Step) -> Recomputation:
     """Of checkpoints in the model's own code; a layer would keep what the rest of its backward pass reads of
     what it computes again."""
     layout, times = step.layout, step.layout.job.accumulation
-    found, added_s = [], 0.0
+    layers, added_s = [], 0.0
     placed = [(layout.at(stage), block) for stage in layout.stages for block in stage.blocks]
     for own, block in placed:
         calls = backward_pass(own, block)
@@ -95,8 +95,8 @@ def _of_own_code(step: Step) -> Recomputation:
         added_s = added_s + seconds
         if block.is_layer and again.any():
             saved = _read_later(layout, set(calls.op[again].tolist()))
-            found.append(LayerRecomputation(name=block.name, saved_bytes=saved, recomputed_s=seconds))
-    return Recomputation(saved_bytes=None, added_s=added_s, layers=tuple(found))
+            layers.append(LayerRecomputation(name=block.name, saved_bytes=saved, recomputed_s=seconds))
+    return Recomputation(saved_bytes=None, added_s=added_s, layers=tuple(layers))
 
 
 def _read_later(layout: Layout, again: set[int]) -> float:

@@ -292,10 +292,12 @@ def machines_of(jobs: Sequence[Job]) -> tuple[str, ...]:
 
 def elsewhere(job: Job, machines: Sequence[str]) -> str | None:
     """What to say of CPU workers on another machine than those of runs, where both are told."""
-    mine = machine_of(job)
-    if not mine or not machines or mine in machines:
+    machine = machine_of(job)
+    if not machine or not machines or machine in machines:
         return None
-    return f"cluster.host: {mine}, and runs were made on {'; '.join(machines)}; machines differ by 35% or so"
+    return (
+        f"cluster.host: {machine}, and runs were made on {'; '.join(machines)}; machines differ by 35% or so"
+    )
 
 
 def unseen(name: str, value: Any, known: Sequence[Any], predictor: str) -> UnsupportedJob:
@@ -311,7 +313,7 @@ def unseen(name: str, value: Any, known: Sequence[Any], predictor: str) -> Unsup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class LeftOutAlong:
     """A run that was left out with all of its like along a number, and forecast by the others: how far it is
     from them, and by how many e-folds it lies outside of the interval that holds at no distance."""
 
@@ -320,7 +322,7 @@ class LeftOut:
     excess: float
 
     @classmethod
-    def of(cls, along: str, away: Away, miss: float, spread: Factors) -> LeftOut:
+    def of(cls, along: str, away: Away, miss: float, spread: Factors) -> LeftOutAlong:
         """``miss`` is the logarithm of measured over forecast."""
         held = math.log(spread.high) if miss > 0 else -math.log(spread.low)
         return cls(along=along, away=away, excess=max(abs(miss) - held, 0.0))
@@ -336,7 +338,7 @@ class Reach:
     beyond: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, left_out: Sequence[LeftOut]) -> Reach:
+    def of(cls, left_out: Sequence[LeftOutAlong]) -> Reach:
         """So that what was left out lies in its interval as often as that says (split conformal prediction of
         the error over the distance)."""
         gaps: dict[str, list[float]] = {}
@@ -348,11 +350,13 @@ class Reach:
             elif one.along in one.away.gaps and not one.away.beyond:
                 gaps.setdefault(one.along, []).append(one.excess)
         return cls(
-            gaps={name: quantile_80(some) for name, some in gaps.items() if len(some) >= _FEWEST_LEFT_OUT},
+            gaps={
+                name: quantile_80(errors) for name, errors in gaps.items() if len(errors) >= _FEWEST_LEFT_OUT
+            },
             beyond={
-                name: max(quantile_80(some), _LEAST_GROWTH)
-                for name, some in beyond.items()
-                if len(some) >= _FEWEST_LEFT_OUT
+                name: max(quantile_80(errors), _LEAST_GROWTH)
+                for name, errors in beyond.items()
+                if len(errors) >= _FEWEST_LEFT_OUT
             },
         )
 
@@ -402,12 +406,12 @@ def beyond_parts(columns: Mapping[str, Array]) -> list[Along]:
 
 def inner_parts(columns: Mapping[str, Array]) -> list[Along]:
     """Along each number of three values or more, some inner values, one at a time."""
-    found = []
+    parts_along = []
     for name, column in _several(columns):
         parts = interpolation(column)
         places = np.linspace(0, len(parts) - 1, min(len(parts), _MOST_INNER)).round().astype(int)
-        found += [(name, parts[place]) for place in places]
-    return found
+        parts_along += [(name, parts[place]) for place in places]
+    return parts_along
 
 
 def _several(columns: Mapping[str, Array]) -> list[tuple[str, Array]]:
@@ -429,11 +433,11 @@ def left_out_along(
     columns: Mapping[str, Array],
     times_s: Array,
     forecast: Callable[[Part], Sequence[tuple[float, Factors]]],
-) -> list[LeftOut]:
+) -> list[LeftOutAlong]:
     """Runs that are left out with all of their like: the largest of each number, and inner ones.
     ``forecast`` gives medians and intervals of those asked, by those known."""
     return [
-        LeftOut.of(along, away, math.log(times_s[i] / median_s), spread)
+        LeftOutAlong.of(along, away, math.log(times_s[i] / median_s), spread)
         for along, part in (*beyond_parts(columns), *inner_parts(columns))
         for i, away, (median_s, spread) in zip(part[1], aways(columns, part), forecast(part), strict=True)
     ]

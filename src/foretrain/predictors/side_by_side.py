@@ -21,7 +21,7 @@ _LEAST_RUNS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class PredictorAnswer:
     """What one predictor says: a forecast, or why there is none."""
 
     predictor: str
@@ -65,10 +65,10 @@ class SideBySide:
     """One job by all of them."""
 
     job: Job
-    entries: tuple[Entry, ...]
+    entries: tuple[PredictorAnswer, ...]
 
     @property
-    def default(self) -> Entry:
+    def default(self) -> PredictorAnswer:
         return next(entry for entry in self.entries if entry.predictor == predictors.DEFAULT)
 
     @property
@@ -120,7 +120,7 @@ class SideBySide:
             "predictors": [entry.to_dict() for entry in self.entries],
         }
 
-    def _timed(self) -> Iterator[Entry]:
+    def _timed(self) -> Iterator[PredictorAnswer]:
         return (entry for entry in self.entries if entry.step_time is not None)
 
 
@@ -130,21 +130,21 @@ def side_by_side(job: Job) -> SideBySide:
     return SideBySide(job=job, entries=tuple(_entry(name, job) for name in names))
 
 
-def _entry(name: str, job: Job) -> Entry:
+def _entry(name: str, job: Job) -> PredictorAnswer:
     predictor = predictors.get(name)
     try:
         forecast = predictor.predict(job)
     except ForetrainError as error:
-        return Entry(predictor=name, refusal=" ".join(str(error).splitlines()))
-    return Entry(predictor=name, forecast=with_evidence(forecast, predictor.knows(forecast)))
+        return PredictorAnswer(predictor=name, refusal=" ".join(str(error).splitlines()))
+    return PredictorAnswer(predictor=name, forecast=with_evidence(forecast, predictor.knows(forecast)))
 
 
-def _error(entry: Entry) -> float:
+def _error(entry: PredictorAnswer) -> float:
     assert entry.evidence is not None
     return entry.evidence.median_error
 
 
-def _score(entry: Entry) -> str:
+def _score(entry: PredictorAnswer) -> str:
     assert entry.evidence is not None
     return f"{entry.evidence.median_error:.0%} on {entry.evidence.runs:,} runs"
 

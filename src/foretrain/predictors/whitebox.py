@@ -27,7 +27,8 @@ from foretrain.step.assembly import QUANTITIES, Spread, assemble
 from foretrain.step.balance import balanced
 from foretrain.step.graph import as_compiled, step_graph
 from foretrain.step.layout import Layout, lay_out
-from foretrain.step.play import Step, play, quick_memory, step_time_s
+from foretrain.step.play import Step, play, step_time_s
+from foretrain.step.stage_memory import quick_memory
 from foretrain.step.tuning import Tuning
 
 _STEPS = Recent[Step](most=1_000_000)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from foretrain.evaluate import Result
-from foretrain.leaderboard import SPLITS, Board, Group, Point, calibration, groups, source, worst
+from foretrain.evaluate import PredictorScore
+from foretrain.leaderboard import SPLITS, Board, Point, PointGroup, calibration, groups, source, worst
 from foretrain.units import format_quantity
 
 SHOWN_GROUPS = 12
@@ -63,12 +63,12 @@ def score_rows(board: Board) -> Iterator[tuple[str, ...]]:
         yield (*_names(one), f"{one.n:,}", f"{one.unsupported:,}", *_figures(one), repeats)
 
 
-def _names(one: Result) -> tuple[str, ...]:
+def _names(one: PredictorScore) -> tuple[str, ...]:
     what = f"`{one.quantity}`" + ("" if one.bound is None else f", {one.bound}-bound")
     return one.predictor, source(one.runs_file), SPLITS.get(one.split, str(one.split)), what
 
 
-def _figures(one: Result) -> tuple[str, ...]:
+def _figures(one: PredictorScore) -> tuple[str, ...]:
     return (
         percent(one.mape),
         percent(one.median_ape),
@@ -117,7 +117,7 @@ def _groups(board: Board, heading: str, by: Callable[[Point], str]) -> Iterator[
     )
 
 
-def _group(one: Group) -> tuple[str, ...]:
+def _group(one: PointGroup) -> tuple[str, ...]:
     figures = (percent(one.mape), percent(one.median_ape), percent(one.bias, "+"), percent(one.coverage))
     return one.label, f"{one.n:,}", *figures
 

@@ -8,7 +8,7 @@ from foretrain.estimate import Estimate
 from foretrain.forecast import Forecast
 from foretrain.planner.checking import JobCheck, LimitVerdict
 from foretrain.report import figures
-from foretrain.report.explain import Change, Explanation
+from foretrain.report.explain import ComparedFigure, Explanation
 from foretrain.units import format_bytes, format_dollars, format_seconds
 
 Form = Callable[[float], str]
@@ -108,16 +108,16 @@ def reasons(check: JobCheck, base: Explanation | None = None) -> list[str]:
     if base is not None:
         return base.sentences
     forecast = check.forecast
-    found = []
+    lines = []
     if "step_time_s" in forecast:
         parts = figures.step_parts(forecast)
         most = ", {} of it {}".format(*_largest(parts)) if parts else ""
         bound = f"; bound by {forecast.bound}" if forecast.bound else ""
-        found.append(f"A step takes {format_seconds(forecast['step_time_s'].median)}{most}{bound}")
+        lines.append(f"A step takes {format_seconds(forecast['step_time_s'].median)}{most}{bound}")
     sizes = figures.category_sizes(forecast)
     if sizes and not all(one.holds for one in check.verdicts if one.name in ("memory", "fits")):
-        found.append("{} of memory is {}".format(*_largest(sizes)))
-    return found
+        lines.append("{} of memory is {}".format(*_largest(sizes)))
+    return lines
 
 
 def remedy_lines(forecast: Forecast) -> list[str]:
@@ -126,22 +126,22 @@ def remedy_lines(forecast: Forecast) -> list[str]:
     return [f"It would fit with {'; or '.join(found)}"] if found else []
 
 
-def changes(found: Explanation) -> list[tuple[Change, Form]]:
+def changes(explained: Explanation) -> list[tuple[ComparedFigure, Form]]:
     """Time, cost and memory of the base and of this job, as far as both are known."""
-    a, b = found.a, found.b
+    a, b = explained.a, explained.b
     totals = [(one.quantities.get("total_time_s"), one.cost) for one in (a, b)]
     (time_a, cost_a), (time_b, cost_b) = totals
-    rows: list[tuple[Change | None, Form]] = [
-        (found.time.whole, format_seconds),
+    rows: list[tuple[ComparedFigure | None, Form]] = [
+        (explained.time.whole, format_seconds),
         (_change("whole training", time_a, time_b), format_seconds),
         (_change("cost", cost_a, cost_b), format_dollars),
-        (found.memory.whole if found.memory.parts else None, format_bytes),
+        (explained.memory.whole if explained.memory.parts else None, format_bytes),
     ]
     return [(change, form) for change, form in rows if change is not None]
 
 
-def _change(name: str, a: Estimate | None, b: Estimate | None) -> Change | None:
-    return None if a is None or b is None else Change(name, a.median, b.median)
+def _change(name: str, a: Estimate | None, b: Estimate | None) -> ComparedFigure | None:
+    return None if a is None or b is None else ComparedFigure(name, a.median, b.median)
 
 
 def _largest(parts: Mapping[str, float]) -> tuple[str, str]:
@@ -172,7 +172,7 @@ def _chances(verdict: LimitVerdict) -> str:
     return f"{figures.chance_words(verdict.chance)} ({100 * verdict.allowed:.3g}% allowed)"
 
 
-def _percent(change: Change) -> str:
+def _percent(change: ComparedFigure) -> str:
     """``+12%``, ``3.1x``."""
     if not change.a or abs(change.difference) < _SAME * change.a:
         return "the same"

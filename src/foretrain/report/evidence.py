@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from foretrain.predictors.evidence import Evidence, Neighbour
-from foretrain.predictors.side_by_side import Entry, SideBySide
+from foretrain.predictors.side_by_side import PredictorAnswer, SideBySide
 from foretrain.report.figures import describe_cluster, describe_model
 from foretrain.report.tables import table
 from foretrain.units import format_bytes, format_seconds
@@ -58,20 +58,20 @@ def _notes(evidence: Evidence) -> list[str]:
     return notes
 
 
-def side_by_side_table(found: SideBySide) -> RenderableType:
+def side_by_side_table(answers: SideBySide) -> RenderableType:
     """What each predictor gives, which of them knows such jobs, and where they disagree."""
     headings = ("predictor", "step", "80 % interval", "reserved", "training", "runs like it", "error", "held")
     parts: list[RenderableType] = [
-        Text(describe_model(found.job), style="bold"),
-        Text(describe_cluster(found.job)),
-        table(headings, [_entry(one) for one in found.entries if one.forecast], right=headings[5:]),
+        Text(describe_model(answers.job), style="bold"),
+        Text(describe_cluster(answers.job)),
+        table(headings, [_entry(one) for one in answers.entries if one.forecast], right=headings[5:]),
         Text("reserved: memory that the allocator holds, on the fullest device", "dim"),
         Text("error: median on runs like it; held: share of them in the predictor's 80 % intervals", "dim"),
         Text(),
     ]
-    parts += [Text(line, style="bold yellow") for line in found.disagreements]
-    parts += [Text(found.why_default), Text()]
-    for one in found.entries:
+    parts += [Text(line, style="bold yellow") for line in answers.disagreements]
+    parts += [Text(answers.why_default), Text()]
+    for one in answers.entries:
         if one.forecast is None:
             said = f"refuses: {one.refusal}"
         else:
@@ -80,7 +80,7 @@ def side_by_side_table(found: SideBySide) -> RenderableType:
     return Group(*parts)
 
 
-def _entry(one: Entry) -> list[str]:
+def _entry(one: PredictorAnswer) -> list[str]:
     forecast, evidence, step = one.forecast, one.evidence, one.step_time
     assert forecast is not None
     scores = ["none kept", "", ""]

@@ -18,7 +18,7 @@ _COUNTERWEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ComparedFigure:
     """One figure of A and of B."""
 
     name: str
@@ -31,13 +31,13 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ComparedParts:
     """A figure of A and of B, and its parts, which add up to it."""
 
-    whole: Change
-    parts: tuple[Change, ...]
+    whole: ComparedFigure
+    parts: tuple[ComparedFigure, ...]
 
-    def share(self, part: Change) -> float | None:
+    def share(self, part: ComparedFigure) -> float | None:
         """Of the whole difference; None when there is hardly any. Parts that go the other way are below
         zero."""
         return None if self.is_same else part.difference / self.whole.difference
@@ -67,8 +67,8 @@ class Explanation:
     b: Forecast
     fields: Mapping[str, tuple[Any, Any]]
     """Fields of the jobs that differ, such as ``plan.tensor``; None for one that is not given."""
-    time: Changes
-    memory: Changes
+    time: ComparedParts
+    memory: ComparedParts
     names: tuple[str, str] = ("A", "B")
     """What sentences call the two."""
 
@@ -92,25 +92,25 @@ class Explanation:
 
 def explain(a: Forecast, b: Forecast, *, names: tuple[str, str] = ("A", "B")) -> Explanation:
     """B beside A, which sentences call by their names."""
-    time = Change("time per step", a["step_time_s"].median, b["step_time_s"].median)
+    time = ComparedFigure("time per step", a["step_time_s"].median, b["step_time_s"].median)
     sizes_a, sizes_b = a.memory_by_category, b.memory_by_category
-    memory = Change("memory at peak", sum(sizes_a.values()), sum(sizes_b.values()))
+    memory = ComparedFigure("memory at peak", sum(sizes_a.values()), sum(sizes_b.values()))
     return Explanation(
         a=a,
         b=b,
         fields=_different_fields(a.job, b.job),
-        time=Changes(
+        time=ComparedParts(
             time, _parts(*(forecast.inside("split of the step by cause").causes_s for forecast in (a, b)))
         ),
-        memory=Changes(memory, _parts(sizes_a, sizes_b)),
+        memory=ComparedParts(memory, _parts(sizes_a, sizes_b)),
         names=names,
     )
 
 
-def _parts(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Change, ...]:
+def _parts(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[ComparedFigure, ...]:
     """The parts that either has, in their order."""
     names = dict.fromkeys([*a, *b])
-    changes = (Change(name.replace("_", " "), a.get(name, 0), b.get(name, 0)) for name in names)
+    changes = (ComparedFigure(name.replace("_", " "), a.get(name, 0), b.get(name, 0)) for name in names)
     return tuple(change for change in changes if change.a or change.b)
 
 
@@ -140,23 +140,23 @@ def signed(form: Callable[[float], str], value: float) -> str:
     return form(value) if not value else f"{'-' if value < 0 else '+'}{form(abs(value))}"
 
 
-def _sentences(found: Explanation) -> Iterator[str]:
-    time, (a, b) = found.time, found.names
+def _sentences(explained: Explanation) -> Iterator[str]:
+    time, (a, b) = explained.time, explained.names
     if time.is_same:
         yield f"{a} and {b} take the same time per step ({format_seconds(time.whole.b)})"
     else:
         slower = time.whole.difference > 0
         ratio = time.whole.b / time.whole.a if slower else time.whole.a / time.whole.b
         yield f"{b} is {ratio:.3g}x {'slower' if slower else 'faster'}{_reason(time, format_seconds)}"
-    rates = _rates(found)
+    rates = _rates(explained)
     if rates is not None:
         unit, more = rates
         yield f"A step of {b} is of another size: {b} trains {more:.3g}x as many {unit} per second"
-    memory = found.memory
+    memory = explained.memory
     if memory.parts and not memory.is_same:
         size, less = abs(memory.whole.difference), "less" if memory.whole.difference < 0 else "more"
         reason = _reason(memory, format_bytes)
-        yield f"{b} takes {format_bytes(size)} {less} memory on {_fullest(found)}{reason}"
+        yield f"{b} takes {format_bytes(size)} {less} memory on {_fullest(explained)}{reason}"
 
 
 def _fullest(found: Explanation) -> str:
@@ -167,18 +167,18 @@ def _fullest(found: Explanation) -> str:
     )
 
 
-def _rates(found: Explanation) -> tuple[str, float] | None:
+def _rates(explained: Explanation) -> tuple[str, float] | None:
     """The unit and ratio of what is trained in a second, where a step of A and one of B are not as large."""
     (samples_a, tokens_a), (samples_b, tokens_b) = (
-        figures.step_size(forecast.job) for forecast in (found.a, found.b)
+        figures.step_size(forecast.job) for forecast in (explained.a, explained.b)
     )
-    pace = found.time.whole.a / found.time.whole.b
+    pace = explained.time.whole.a / explained.time.whole.b
     if tokens_a and tokens_b:
         return None if tokens_a == tokens_b else ("tokens", tokens_b / tokens_a * pace)
     return None if samples_a == samples_b else ("samples", samples_b / samples_a * pace)
 
 
-def _reason(changes: Changes, form: Callable[[float], str]) -> str:
+def _reason(changes: ComparedParts, form: Callable[[float], str]) -> str:
     """``, mostly because of exposed communication (+0.9 s), in spite of pipeline bubble (-0.3 s)``."""
     ordered = sorted(changes.parts, key=lambda part: -(changes.share(part) or 0.0))
     if not ordered:
@@ -192,5 +192,5 @@ def _reason(changes: Changes, form: Callable[[float], str]) -> str:
     return f"{reason}, in spite of {_named([last], form)}" if against else reason
 
 
-def _named(parts: Sequence[Change], form: Callable[[float], str]) -> str:
+def _named(parts: Sequence[ComparedFigure], form: Callable[[float], str]) -> str:
     return " and ".join(f"{part.name} ({signed(form, part.difference)})" for part in parts)

@@ -49,17 +49,17 @@ def describe_model(job: Job) -> str:
 def describe_work(forecast: Forecast) -> str:
     """``25.6 M parameters, 6.22 TFLOP per step, 24.3 GFLOP per sample``; empty where the model could not be
     traced."""
-    found = forecast.flops
-    if found is None:
+    flops = forecast.flops
+    if flops is None:
         return ""
-    words = [f"{_count(found.parameters)} parameters"]
-    if found.trainable not in (None, found.parameters):
-        words[0] += f" ({_count(found.trainable or 0)} trained)"
-    if found.flops:
-        words.append(f"{format_count(found.flops, 'FLOP')} per {'step' if forecast.job.trains else 'batch'}")
-        words.append(f"{format_count(found.per_sample, 'FLOP')} per sample")
-    if found.per_token:
-        words[-1] = f"{format_count(found.per_token, 'FLOP')} per token"
+    words = [f"{_count(flops.parameters)} parameters"]
+    if flops.trainable not in (None, flops.parameters):
+        words[0] += f" ({_count(flops.trainable or 0)} trained)"
+    if flops.flops:
+        words.append(f"{format_count(flops.flops, 'FLOP')} per {'step' if forecast.job.trains else 'batch'}")
+        words.append(f"{format_count(flops.per_sample, 'FLOP')} per sample")
+    if flops.per_token:
+        words[-1] = f"{format_count(flops.per_token, 'FLOP')} per token"
     return ", ".join(words)
 
 
@@ -134,23 +134,23 @@ def rate_figures(forecast: Forecast) -> Iterator[Figure]:
 def _flops(forecast: Forecast) -> Iterator[Figure]:
     """What one device does of the throughput and of the model's arithmetic, and in training the share of its
     peak."""
-    found, time = forecast.flops, forecast.quantities.get("step_time_s")
-    if found is None or time is None:
+    flops, time = forecast.flops, forecast.quantities.get("step_time_s")
+    if flops is None or time is None:
         return
-    if found.devices > 1:
-        tokens = found.tokens_per_device(time)
-        rate, unit = (tokens, "tokens/s") if tokens else (found.samples_per_device(time), "samples/s")
+    if flops.devices > 1:
+        tokens = flops.tokens_per_device(time)
+        rate, unit = (tokens, "tokens/s") if tokens else (flops.samples_per_device(time), "samples/s")
         yield _figure("  of each device", rate, _rate, unit)
-    if not found.flops:
+    if not flops.flops:
         return
-    yield _figure("FLOP/s per device", found.rate(time), lambda rate: format_count(rate, "FLOP/s"))
+    yield _figure("FLOP/s per device", flops.rate(time), lambda rate: format_count(rate, "FLOP/s"))
     if not forecast.job.trains:
         return
-    shares = {"MFU": found.mfu(time), "HFU": found.hfu(time) if found.recomputed else None}
+    shares = {"MFU": flops.mfu(time), "HFU": flops.hfu(time) if flops.recomputed else None}
     for label, share in shares.items():
-        if share is not None and found.peak_per_device is not None:
+        if share is not None and flops.peak_per_device is not None:
             figure = _figure(label, share, "{:.1%}".format)
-            of = f"of {format_count(found.peak_per_device, 'FLOP/s')} ({found.peak_format}, dense)"
+            of = f"of {format_count(flops.peak_per_device, 'FLOP/s')} ({flops.peak_format}, dense)"
             of = "with what is computed again" if label == "HFU" else of
             yield Figure(figure.label, figure.value, f"{figure.detail} {of}")
 
@@ -316,30 +316,32 @@ def _short_of(forecast: Forecast) -> str:
 def remedies(forecast: Forecast) -> list[Figure]:
     """The changes that make the job fit, each with its memory and what it costs in time; empty where it fits
     or nobody asked."""
-    found = forecast.remedies
-    if found is None:
+    remedied = forecast.remedies
+    if remedied is None:
         return []
     none = [Figure("would fit with", "none of the changes that were tried")]
     return [
         Figure("" if number else "would fit with", one.change, _remedy(forecast, one))
-        for number, one in enumerate(found)
+        for number, one in enumerate(remedied)
     ] or none
 
 
 def recomputation(forecast: Forecast) -> Iterator[Figure]:
     """What recomputation saves and costs: of the whole step, and of a layer of each kind."""
-    found = forecast.recomputation
-    if found is None:
+    recomputed = forecast.recomputation
+    if recomputed is None:
         return
-    costs = f"costs {format_seconds(found.added_s)}"
-    if found.saved_bytes is None:
+    costs = f"costs {format_seconds(recomputed.added_s)}"
+    if recomputed.saved_bytes is None:
         yield Figure("recomputation", "by the model", f"{costs} on the device in a step")
     else:
-        before_s = forecast["step_time_s"].median - found.added_s
-        share = f" ({_slower(found.added_s / before_s)})" if before_s > 0 else ""
-        yield Figure("recomputation", f"saves {format_bytes(found.saved_bytes)}", f"{costs} of a step{share}")
+        before_s = forecast["step_time_s"].median - recomputed.added_s
+        share = f" ({_slower(recomputed.added_s / before_s)})" if before_s > 0 else ""
+        yield Figure(
+            "recomputation", f"saves {format_bytes(recomputed.saved_bytes)}", f"{costs} of a step{share}"
+        )
     kinds: dict[str, list[LayerRecomputation]] = {}
-    for layer in found.layers:
+    for layer in recomputed.layers:
         kind = ".".join("*" if part.isdigit() else part for part in layer.name.split("."))
         kinds.setdefault(kind, []).append(layer)
     for kind, layers in kinds.items():

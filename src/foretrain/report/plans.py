@@ -17,7 +17,7 @@ from foretrain.job import Job
 from foretrain.planner.certainty import NEARLY
 from foretrain.planner.curves import WORTH_WHILE, Curve, ManyRuns
 from foretrain.planner.largest import Largest
-from foretrain.planner.outcome import Nothing, Option, Plans, Step
+from foretrain.planner.outcome import AxisStep, Nothing, Option, Plans
 from foretrain.planner.probes import STEPS, Probe
 from foretrain.planner.suggest import Suggestion
 from foretrain.report.explain import explain
@@ -82,6 +82,7 @@ def shown(plans: Plans) -> RenderableType:
 
 
 def heading(plans: Plans) -> Iterator[str]:
+    """What was searched: for which framework, with which goal and limits."""
     goal = plans.goal
     wanted = [f"least {goal.objective}"]
     if goal.deadline_s is not None:
@@ -188,7 +189,7 @@ def _between_clusters(one: Option, other: Option) -> str:
     return f"{words} and costs {abs(cost):.1%} {'more' if cost > 0 else 'less'}"
 
 
-def around_table(steps: Sequence[Step]) -> Table:
+def around_table(steps: Sequence[AxisStep]) -> Table:
     """What one step along each axis changes."""
     rows = [
         [
@@ -217,6 +218,7 @@ def nothing_lines(plans: Plans) -> Iterator[str]:
 
 
 def search_lines(plans: Plans) -> Iterator[str]:
+    """How many plans were considered, and why most of them were not costed."""
     unseen = plans.cuts_left and not plans.interrupted
     left = f"; {plans.cuts_left} ways to cut the model promised nothing" if unseen else ""
     by_bounds = plans.too_large - plans.costed_too_large
@@ -318,7 +320,7 @@ def _efficiency(curve: Curve, point: Option) -> float:
     return first.time_s.median * first.devices / (point.time_s.median * point.devices)
 
 
-def many_runs_table(found: Sequence[ManyRuns]) -> Table:
+def many_runs_table(ways: Sequence[ManyRuns]) -> Table:
     """Ways to make many runs."""
     rows = [
         [
@@ -329,9 +331,9 @@ def many_runs_table(found: Sequence[ManyRuns]) -> Table:
             "unknown" if one.cost is None else format_dollars(one.cost.median),
             ", ".join(one.misses),
         ]
-        for one in found
+        for one in ways
     ]
-    count = found[0].runs if found else 0
+    count = ways[0].runs if ways else 0
     headings = ("each on", "plan", "at once", f"time of {count} runs", "cost of all", "misses")
     return table(headings, rows, right=headings[2:5])
 
@@ -350,12 +352,12 @@ def probe_lines(chosen: Sequence[Probe]) -> Iterator[RenderableType]:
         )
 
 
-def sweep_table(found: Sequence[tuple[Mapping[str, Any], Plans]]) -> Table:
+def sweep_table(swept: Sequence[tuple[Mapping[str, Any], Plans]]) -> Table:
     """The best plan for each combination of fields that were set."""
-    names = list(found[0][0])
+    names = list(swept[0][0])
     headings = (*names, "cluster", "plan", "step", "80 % interval", "throughput", "time", "cost")
     rows = []
-    for settings, plans in found:
+    for settings, plans in swept:
         values = [str(value) for value in settings.values()]
         option = plans.best or (plans[0] if len(plans) else None)
         if option is None:
@@ -378,27 +380,27 @@ def sweep_table(found: Sequence[tuple[Mapping[str, Any], Plans]]) -> Table:
     return table(headings, rows, right=headings[len(names) + 2 :])
 
 
-def largest_lines(found: Largest) -> Iterator[RenderableType]:
+def largest_lines(largest: Largest) -> Iterator[RenderableType]:
     """The largest that fits, its plan, and why no more does."""
-    if found.option is None:
-        yield Text(f"no {found.what} fits: {found.why}")
+    if largest.option is None:
+        yield Text(f"no {largest.what} fits: {largest.why}")
         return
-    value = f"{found.value:,}" if isinstance(found.value, int) else found.value
-    option = found.option
-    yield Text(f"largest {found.what} on {cluster_words(option.job)}: {value}")
+    value = f"{largest.value:,}" if isinstance(largest.value, int) else largest.value
+    option = largest.option
+    yield Text(f"largest {largest.what} on {cluster_words(option.job)}: {value}")
     yield Text(f"  {plan_words(option.job)}, {format_seconds(option.step_time_s.median)} a step")
-    if found.next_value is not None:
-        more = f"{found.next_value:,}" if isinstance(found.next_value, int) else found.next_value
-        yield Text(f"  {more} does not: {found.why}")
+    if largest.next_value is not None:
+        more = f"{largest.next_value:,}" if isinstance(largest.next_value, int) else largest.next_value
+        yield Text(f"  {more} does not: {largest.why}")
 
 
-def suggestion_lines(found: Sequence[Suggestion]) -> Iterator[RenderableType]:
+def suggestion_lines(suggestions: Sequence[Suggestion]) -> Iterator[RenderableType]:
     """The changes that help most."""
-    if not found:
+    if not suggestions:
         yield Text("nothing that was tried would help by 1 % or more")
         return
     yield Text("would help most:")
-    for one in found:
+    for one in suggestions:
         step, chance = one.forecast["step_time_s"], one.forecast.out_of_memory_chance
         notes = [] if chance is None else [f"{chance:.0%} chance of running out of memory"]
         notes += ["other numbers"] if one.changes_numbers else []

@@ -28,17 +28,17 @@ DEFINITIONS = {
 """What each resource is, whoever measures or forecasts it."""
 
 
-def resource_table(found: Resources) -> RenderableType:
+def resource_table(resources: Resources) -> RenderableType:
     """A row per resource: how long it is idle and active at a stretch, its peak, its average; and what they
     are."""
     rows = []
     for name, mean in zip(RESOURCES, MEANS, strict=True):
         names = [f"{name}_{figure}" for figure in ("idle_s", "active_s", "peak")]
-        figures = [found.figures[one] for one in names]
-        levels = [_level(name, figures[2]), _level(name, found.figures[mean])]
-        sources = " and ".join(sorted({found.by[one] for one in (*names, mean)}))
+        figures = [resources.figures[one] for one in names]
+        levels = [_level(name, figures[2]), _level(name, resources.figures[mean])]
+        sources = " and ".join(sorted({resources.by[one] for one in (*names, mean)}))
         rows.append([_NAMES[name], format_seconds(figures[0]), format_seconds(figures[1]), *levels, sources])
-    lines = (Text(f"- {line}", style="dim") for line in definitions(found))
+    lines = (Text(f"- {line}", style="dim") for line in definitions(resources))
     return Group(table(HEADINGS, rows, right=HEADINGS[1:-1]), *lines)
 
 
@@ -52,28 +52,28 @@ def definitions(found: Resources) -> list[str]:
     ]
 
 
-def document(found: Resources) -> dict[str, Any]:
+def document(resources: Resources) -> dict[str, Any]:
     """For JSON."""
     return {
-        "window_s": found.window_s,
-        "figures": dict(found.figures),
-        "by": dict(found.by),
+        "window_s": resources.window_s,
+        "figures": dict(resources.figures),
+        "by": dict(resources.by),
         "definitions": dict(DEFINITIONS),
     }
 
 
-def panels(found: Resources) -> dict[str, Any]:
+def panels(resources: Resources) -> dict[str, Any]:
     """For the page: a panel for each resource over a few steps, with where steps end."""
-    period_s = found.steps.period_s
-    samples = len(found.steps.values[RESOURCES[0]])
+    period_s = resources.steps.period_s
+    samples = len(resources.steps.values[RESOURCES[0]])
     times = [round(1e3 * period_s * i, 4) for i in range(samples + 1)]
     drawn = []
     for name in RESOURCES:
-        unit, factor = _unit(name, float(found.steps.values[name].max(initial=0.0)))
-        levels = (found.steps.values[name] * factor).round(4).tolist()
+        unit, factor = _unit(name, float(resources.steps.values[name].max(initial=0.0)))
+        levels = (resources.steps.values[name] * factor).round(4).tolist()
         drawn.append({"name": _NAMES[name], "unit": unit, "values": [*levels, levels[-1]]})
-    ends = [times[-1] * step / found.drawn_steps for step in range(1, found.drawn_steps)]
-    return {"times_ms": times, "ends_ms": ends, "panels": drawn, "definitions": definitions(found)}
+    ends = [times[-1] * step / resources.drawn_steps for step in range(1, resources.drawn_steps)]
+    return {"times_ms": times, "ends_ms": ends, "panels": drawn, "definitions": definitions(resources)}
 
 
 def _unit(name: str, highest: float) -> tuple[str, float]:

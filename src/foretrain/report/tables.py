@@ -21,7 +21,7 @@ from foretrain.units import format_bytes, format_count, format_dollars, format_q
 if TYPE_CHECKING:
     from foretrain.advice import Advice
     from foretrain.search import Turn
-    from foretrain.validation import Row
+    from foretrain.validation import PublishedFigure
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> Table:
@@ -98,7 +98,7 @@ def _errors_table(results: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
     return table(headings, rows, right=headings[headings.index("n") :])
 
 
-def validation_table(rows: Sequence[Row]) -> Table:
+def validation_table(rows: Sequence[PublishedFigure]) -> Table:
     """Figures of one published table beside their forecasts."""
     headings = ("row", "quantity", "published", "forecast", "80 % interval", "error")
     lines = []

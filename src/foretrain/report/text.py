@@ -15,7 +15,7 @@ from rich.text import Text
 from foretrain.forecast import Forecast
 from foretrain.report import figures
 from foretrain.report.breakdown import What, breakdown, device_time
-from foretrain.report.explain import Changes, Explanation, signed
+from foretrain.report.explain import ComparedParts, Explanation, signed
 from foretrain.report.tables import table
 from foretrain.units import format_bytes, format_seconds
 
@@ -146,26 +146,28 @@ class _Layout:
 # Two forecasts
 
 
-def explanation(found: Explanation) -> RenderableType:
+def explanation(explained: Explanation) -> RenderableType:
     """The sentences, what the jobs have different, and the tables of time and memory."""
     parts: list[RenderableType] = [
-        Text(sentence, style="" if number else "bold") for number, sentence in enumerate(found.sentences)
+        Text(sentence, style="" if number else "bold") for number, sentence in enumerate(explained.sentences)
     ]
     parts.append(Text())
-    for name, forecast in (("A", found.a), ("B", found.b)):
+    for name, forecast in (("A", explained.a), ("B", explained.b)):
         parts.append(
             Text(
                 f"{name}  {figures.describe_model(forecast.job)}, {figures.describe_cluster(forecast.job)}",
                 style="dim",
             )
         )
-    parts += _fields(found)
-    parts += [Text(), _changes("where a step goes", found.time, format_seconds)]
-    if found.memory.parts:
-        ranks = any(forecast.job.cluster.world_size > 1 for forecast in (found.a, found.b))
+    parts += _fields(explained)
+    parts += [Text(), _changes("where a step goes", explained.time, format_seconds)]
+    if explained.memory.parts:
+        ranks = any(forecast.job.cluster.world_size > 1 for forecast in (explained.a, explained.b))
         parts.append(
             _changes(
-                "memory of the fullest rank" if ranks else "memory by category", found.memory, format_bytes
+                "memory of the fullest rank" if ranks else "memory by category",
+                explained.memory,
+                format_bytes,
             )
         )
     return Group(*parts)
@@ -185,7 +187,7 @@ def _value(field: object) -> str:
     return "(not given)" if field is None else str(field)
 
 
-def _changes(title: str, changes: Changes, form: Callable[[float], str]) -> RenderableType:
+def _changes(title: str, changes: ComparedParts, form: Callable[[float], str]) -> RenderableType:
     by = functools.partial(signed, form)
     rows = []
     for part in (*changes.parts, changes.whole):

@@ -42,7 +42,6 @@ class Active:
     starts: int = 0
     preemptions: int = 0
     failures: int = 0
-    migrations: int = 0
     believed_most: float = 0.0
     """The upper end of the interval of what is believed of its work."""
     futile: int = 0

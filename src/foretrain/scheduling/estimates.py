@@ -141,15 +141,15 @@ class ResidualEstimates(_Drawn):
             ) from error
         if not ratios:
             raise InputError(f"{path}: holds no predicted {' or '.join(_TIMES)}")
-        found = {}
+        residuals = {}
         for name, of_time in ratios.items():
             rows = next(of_time[time] for time in _TIMES if time in of_time)
             alike = shares or Shares(measured=True)
             if alike.measured:
                 logs = [(where, math.log(ratio)) for where, ratio in rows if ratio > 0]
                 alike = Shares(user=alike.user, model=min(share_within(logs), 1.0 - alike.user))
-            found[name] = cls([ratio for _, ratio in rows], seed, alike)
-        return found
+            residuals[name] = cls([ratio for _, ratio in rows], seed, alike)
+        return residuals
 
     def factor(self, job: TraceJob, number: int) -> float:
         if not self._shares.user and not self._shares.model:

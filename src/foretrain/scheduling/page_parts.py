@@ -34,8 +34,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def settings_of(scenario: Scenario) -> dict[str, str]:
     """What a simulation was told, in words, but for what it was not told."""
     parts = (_machines_of, _speeds_of, _failures_of, _sharing_of)
-    told = {name: str(value) for part in parts for name, value in part(scenario).items()}
-    return {name: value for name, value in told.items() if value}
+    shown = {name: str(value) for part in parts for name, value in part(scenario).items()}
+    return {name: value for name, value in shown.items() if value}
 
 
 def _machines_of(scenario: Scenario) -> dict[str, object]:
@@ -120,10 +120,10 @@ def _seconds(value_s: float | None) -> str:
 
 def _times_of(kinds: Mapping[str, Collection[float]]) -> str:
     """Times by kind of device, or of all where they are the same; empty where nothing ever happens."""
-    told = {kind: _between(times_s) for kind, times_s in kinds.items()}
-    if len({*told.values()}) == 1:
-        return next(iter(told.values()))
-    return ", ".join(f"{kind} {text or 'never'}" for kind, text in told.items())
+    texts = {kind: _between(times_s) for kind, times_s in kinds.items()}
+    if len({*texts.values()}) == 1:
+        return next(iter(texts.values()))
+    return ", ".join(f"{kind} {text or 'never'}" for kind, text in texts.items())
 
 
 def _between(times_s: Collection[float]) -> str:
@@ -144,13 +144,13 @@ def errors_table(outcomes: Sequence[Outcome]) -> str:
     if len({quality for _, quality in means}) < 2:
         return ""
     rows = []
-    for (policy, quality), found in means.items():
-        cost = cost_of_errors(means, policy, found)
+    for (policy, quality), averages in means.items():
+        cost = cost_of_errors(means, policy, averages)
         rows.append(
             [
                 policy,
                 quality.text,
-                format_seconds(found.average_jct_s),
+                format_seconds(averages.average_jct_s),
                 "" if cost is None else f"{cost:+.1%}",
             ]
         )

@@ -259,7 +259,6 @@ class Simulation:
         assert job.allocation is not None
         gpus = job.allocation.gpus
         self._stop(job, "migrated")
-        job.migrations += 1
         job.overhead_s = self.settings.checkpoint_s + self.settings.restart_s
         allocation = self._place(job, gpus, pool)
         self.machines.take(allocation)

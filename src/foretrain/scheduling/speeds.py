@@ -198,8 +198,8 @@ class PredictedSpeeds(Speeds):
 
     def why_not(self, job: TraceJob, devices: Iterable[str]) -> str:
         kinds = list(devices)
-        told = [self._why[job.kind, device] for device in kinds if (job.kind, device) in self._why]
-        return "; ".join(dict.fromkeys(told)) if told else super().why_not(job, kinds)
+        reasons = [self._why[job.kind, device] for device in kinds if (job.kind, device) in self._why]
+        return "; ".join(dict.fromkeys(reasons)) if reasons else super().why_not(job, kinds)
 
     def step_s(self, kind: str, device: str, shape: Shape) -> float:
         """Predicted time of a step. Uneven placements are taken as even ones over as many nodes."""

@@ -17,12 +17,12 @@ _WORTH_S = 2.0
 """Work that is left, above which processes are started for it; starting them takes about as long."""
 
 
-class Spread(Generic[Item, Result]):
+class Spreader(Generic[Item, Result]):
     """``function(shared, item)`` for items that come in several rounds: here, as long as the mean so far lets
     one expect little for the rest of a round; else by processes, or on a Ray cluster, which then stay until
     the ``with`` block ends.
 
-    >>> with Spread(pow, 2) as spread:
+    >>> with Spreader(pow, 2) as spread:
     ...     print([spread.run(items) for items in ([1, 2], [3])])
     [[2, 4], [8]]
     """

@@ -41,7 +41,7 @@ from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation
 from foretrain.scheduling.speeds import MOST_RISK, PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
 from foretrain.scheduling.spot import Spot
-from foretrain.scheduling.spreading import Spread
+from foretrain.scheduling.spreading import Spreader
 from foretrain.scheduling.workload import redrawn
 
 
@@ -204,8 +204,8 @@ class Scenario:
         }
         in_use["limits"] = settings.rules.kill
         in_use["partitions"] = any(machine.partition for machine in self.machines)
-        mine = [name for name, used in in_use.items() if used]
-        return [*mine, *(name for name in settings.options if name not in mine)]
+        used_options = [name for name, used in in_use.items() if used]
+        return [*used_options, *(name for name in settings.options if name not in used_options)]
 
     def check(self) -> None:
         """Refuse what the policy cannot honour."""
@@ -306,7 +306,7 @@ def run_all(
 ) -> list[Outcome]:
     """All simulations in order, by parallel processes or a Ray cluster; ``done`` hears how many ended."""
     items = [(scenario, keep(scenario)) for scenario in scenarios]
-    with Spread(_run_one, trace, processes=processes, ray=ray) as spread:
+    with Spreader(_run_one, trace, processes=processes, ray=ray) as spread:
         return spread.run(items, done)
 
 

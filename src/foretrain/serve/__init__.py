@@ -1,1 +1,1 @@
-"""Answers jobs as a service does."""
+"""Answers requests for forecasts, plans and simulations over HTTP."""

@@ -1,4 +1,4 @@
-"""The REST interface of a server: its routes, and one way to say what is wrong with a request."""
+"""Defines the REST interface of a server: its routes, and one way to say what is wrong with a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from foretrain.schema import read
 from foretrain.serve.errands import Errand
 from foretrain.serve.guard import App, Guard
 from foretrain.serve.pages import add_page
-from foretrain.serve.pool import Busy, Refused
+from foretrain.serve.pool import Busy, TaskRefused
 from foretrain.serve.requests import (
     ExplainRequest,
     LeaderboardRequest,
@@ -195,7 +195,7 @@ def _add_runs(app: FastAPI, service: Service) -> None:
         try:
             return _answer(await service.run(id))
         except NoSuchRun as error:
-            raise Refused(f"id: {id[:80]!r} is the start of no run's id", 404) from error
+            raise TaskRefused(f"id: {id[:80]!r} is the start of no run's id", 404) from error
 
 
 def _add_knowledge(app: FastAPI, service: Service) -> None:
@@ -249,17 +249,17 @@ async def _body(request: Request, service: Service, most: int) -> bytes:
     """What was sent, up to a size and within a time."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
-        raise Refused(f"body: {int(declared):,} bytes; at most {most:,} are taken", 413)
+        raise TaskRefused(f"body: {int(declared):,} bytes; at most {most:,} are taken", 413)
     parts, size = [], 0
     try:
         async with asyncio.timeout(service.settings.limits.body_s):
             async for part in request.stream():
                 size += len(part)
                 if size > most:
-                    raise Refused(f"body: more than the {most:,} bytes that are taken", 413)
+                    raise TaskRefused(f"body: more than the {most:,} bytes that are taken", 413)
                 parts.append(part)
     except TimeoutError as error:
-        raise Refused(f"body: not here within {service.settings.limits.body_s:g} s", 408) from error
+        raise TaskRefused(f"body: not here within {service.settings.limits.body_s:g} s", 408) from error
     return b"".join(parts)
 
 
@@ -281,13 +281,15 @@ def _check_kind(request: Request, kinds: tuple[str, ...]) -> None:
     """Pages of other sites cannot send these kinds without asking first."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in kinds:
-        raise Refused(f"content-type: {kind[:80]!r} is not {' or '.join(kinds)}", 415)
+        raise TaskRefused(f"content-type: {kind[:80]!r} is not {' or '.join(kinds)}", 415)
 
 
 def _check_token(request: Request, service: Service) -> None:
     token = service.settings.token
     if token is not None and not shows_token(request.headers.get("authorization"), token):
-        raise Refused("authorization: this needs the token of the server (Authorization: Bearer TOKEN)", 401)
+        raise TaskRefused(
+            "authorization: this needs the token of the server (Authorization: Bearer TOKEN)", 401
+        )
 
 
 def _query(request: Request, kind: type[Query]) -> Query:
@@ -307,13 +309,13 @@ def _known(service: Service, kind: str, name: str | None = None) -> dict[str, di
             raise unknown("kind", kind, KINDS)
         return entries(kind, name, service.catalog)
     except InputError as error:
-        raise Refused(str(error), 404) from error
+        raise TaskRefused(str(error), 404) from error
 
 
 def _found(service: Service, id: str) -> Errand:
     errand = service.errands.get(id)
     if errand is None:
-        raise Refused(f"id: {id[:80]!r} is no job that is remembered", 404)
+        raise TaskRefused(f"id: {id[:80]!r} is no job that is remembered", 404)
     return errand
 
 
@@ -340,7 +342,7 @@ def _refusal(status: int, error: str) -> Response:
 
 
 async def _error(_: Request, error: Exception) -> Response:
-    if isinstance(error, Refused):
+    if isinstance(error, TaskRefused):
         return _refusal(error.status, str(error))
     if isinstance(error, Busy):
         return _refusal(503, str(error))

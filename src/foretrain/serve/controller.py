@@ -1,4 +1,5 @@
-"""PredictDDL's controller: checks a job, completes it with the cluster there is, forecasts and records it."""
+"""Checks a job, completes it with the cluster there is, forecasts and records it: the controller of
+PredictDDL."""
 
 from __future__ import annotations
 
@@ -90,16 +91,16 @@ class ClusterResources:
     def used(self, on_gpus: bool, cores_per_device: int = 1) -> list[NodeResources]:
         """The nodes with room for a worker."""
         rooms = _rooms(self.nodes, on_gpus, cores_per_device)
-        found = [node for node, room in zip(self.nodes, rooms, strict=True) if room > 0]
-        if not found and on_gpus:
+        nodes = [node for node, room in zip(self.nodes, rooms, strict=True) if room > 0]
+        if not nodes and on_gpus:
             raise InputError("cluster.device: a GPU, but none was found")
-        if not found:
+        if not nodes:
             raise invalid(
                 "cluster.cores_per_device",
                 cores_per_device,
                 f"at most the {max(node.cores for node in self.nodes)} cores of a node",
             )
-        return found
+        return nodes
 
     def notes(self, job: Job) -> tuple[str, ...]:
         """What a job on this cluster takes as simpler than it is."""
@@ -108,17 +109,17 @@ class ClusterResources:
             self.used(not device.is_cpu, device.cores if device.is_cpu else 1),
             job.cluster.devices_per_node,
         )
-        found = []
+        lines = []
         if len(used) < len(self.nodes):
-            found.append(
+            lines.append(
                 f"cluster: {len(self.nodes) - len(used)} of {len(self.nodes)} "
                 "nodes have no room for a worker and are left out"
             )
         if max(_rooms(used, not device.is_cpu, device.cores if device.is_cpu else 1)) > kept:
-            found.append(
+            lines.append(
                 f"cluster: its nodes differ; {kept} workers on each, as many as the smallest has room for"
             )
-        return tuple(found)
+        return tuple(lines)
 
 
 def _rooms(nodes: Iterable[NodeResources], on_gpus: bool, cores_per_device: int) -> list[int]:
@@ -259,19 +260,19 @@ class Controller:
         or for so many cores.
         """
         start = time.perf_counter()
-        found = None
+        resources = None
         try:
             if not isinstance(job, Job):
-                job, found = self._complete(job, device, cores_per_device)
+                job, resources = self._complete(job, device, cores_per_device)
             forecast = self._forecast(job)
-            if found is not None:
+            if resources is not None:
                 forecast = dataclasses.replace(
-                    forecast, assumptions=(*forecast.assumptions, *found.notes(job))
+                    forecast, assumptions=(*forecast.assumptions, *resources.notes(job))
                 )
         except ForetrainError as error:
             self._record({"job": job.to_dict() if isinstance(job, Job) else job, "refused": str(error)})
             raise
-        answer = ControllerAnswer(forecast=forecast, resources=found, seconds=time.perf_counter() - start)
+        answer = ControllerAnswer(forecast=forecast, resources=resources, seconds=time.perf_counter() - start)
         if self.records is not None:
             self._record(_line(answer))
         return answer

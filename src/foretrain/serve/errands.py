@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from foretrain.errors import ForetrainError
-from foretrain.serve.pool import Busy, Hears, Refused
+from foretrain.serve.pool import Busy, Hears, TaskRefused
 
 log = logging.getLogger("foretrain.serve")
 
@@ -91,7 +91,7 @@ class Errands:
             errand.state = "done"
         except asyncio.CancelledError:
             errand.state = "cancelled"
-        except (Refused, ForetrainError) as error:
+        except (TaskRefused, ForetrainError) as error:
             errand.state, errand.error = "failed", str(error)
         except Exception:
             log.exception("job %s", errand.id)

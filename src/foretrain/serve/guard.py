@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from foretrain.serve.metrics import Metrics
+from foretrain.serve.metrics import ServerMetrics
 from foretrain.serve.safety import HEADERS, is_from_elsewhere, names_loopback
 
 log = logging.getLogger("foretrain.serve")
@@ -27,7 +27,7 @@ _HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.i
 class Guard:
     """An ASGI application around another."""
 
-    def __init__(self, app: App, *, metrics: Metrics, only_loopback: bool) -> None:
+    def __init__(self, app: App, *, metrics: ServerMetrics, only_loopback: bool) -> None:
         self._app, self._metrics, self._only_loopback = app, metrics, only_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -84,7 +84,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-class Metrics:
+class ServerMetrics:
     """What a server counts."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from foretrain.serve.pool import Refused
+from foretrain.serve.pool import TaskRefused
 from foretrain.web.page import SCRIPTS, STYLES, static
 
 PAGE = "served.html"
@@ -32,7 +32,7 @@ def add_page(app: FastAPI) -> None:
     @app.get("/static/{name}", include_in_schema=False)
     async def file(name: str) -> Response:
         if name not in _FILES:
-            raise Refused(f"path: '/static/{name[:80]}': no such path", 404)
+            raise TaskRefused(f"path: '/static/{name[:80]}': no such path", 404)
         return _text(static(name), _KINDS[name.rpartition(".")[2]])
 
     @app.get("/favicon.ico", include_in_schema=False)

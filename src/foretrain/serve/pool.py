@@ -32,7 +32,7 @@ class Busy(ForetrainError):
     """More is asked than the server can do; later it may be able to."""
 
 
-class Refused(ForetrainError):
+class TaskRefused(ForetrainError):
     """A task that a worker, or its limits, did not let end well."""
 
     def __init__(self, message: str, status: int) -> None:
@@ -66,7 +66,7 @@ class Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
-class Pool:
+class WorkerPool:
     """Workers of one kind, started as they are needed; tasks beyond ``waiting`` are refused."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Pool:
             letter, content = await _exchange(worker, json.dumps(task).encode(), hears)
         except (asyncio.IncompleteReadError, OSError) as error:
             await self._bury(worker)
-            raise Refused(worker.ended or f"{self._field}: its process died", 422) from error
+            raise TaskRefused(worker.ended or f"{self._field}: its process died", 422) from error
         except BaseException:
             worker.end("cancelled")
             await asyncio.shield(self._bury(worker))
@@ -130,7 +130,7 @@ class Pool:
             raise NeedsTorchWorker
         if letter == b"E":
             said = json.loads(content)
-            raise Refused(said["error"], said["status"])
+            raise TaskRefused(said["error"], said["status"])
         return content
 
     async def _started(self) -> Worker:

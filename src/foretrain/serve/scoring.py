@@ -32,7 +32,7 @@ def leaderboard(task: Mapping[str, Any]) -> dict[str, Any]:
     """Forecasts of predictors beside the runs of a file: errors and coverage, of each family too."""
     asked = read(LeaderboardRequest, task["request"], "")
     runs = [run for _, run in read_runs(Path(task["runs"])) if run.measured.get(asked.quantity, 0) > 0]
-    found, rows, reasons = [], [], Counter[str]()
+    scores, rows, reasons = [], [], Counter[str]()
     total = len(runs) * len(task["where"])
     for number, (name, where) in enumerate(task["where"].items()):
         own: list[Row] = []
@@ -42,7 +42,7 @@ def leaderboard(task: Mapping[str, Any]) -> dict[str, Any]:
             else:
                 own.append({"predictor": name, **row})
         rows += own
-        found.append(
+        scores.append(
             {
                 "predictor": name,
                 "unsupported": len(runs) - len(own),
@@ -50,11 +50,11 @@ def leaderboard(task: Mapping[str, Any]) -> dict[str, Any]:
                 "families": _families(own),
             }
         )
-    found.sort(key=lambda one: (one["median_ape"] is None, one["median_ape"] or 0.0))
+    scores.sort(key=lambda one: (one["median_ape"] is None, one["median_ape"] or 0.0))
     return {
         "quantity": asked.quantity,
         "runs": len(runs),
-        "predictors": found,
+        "predictors": scores,
         "rows": rows[:_MOST_ROWS],
         "reasons": [{"reason": reason, "runs": n} for reason, n in reasons.most_common(_MOST_REASONS)],
     }

@@ -30,8 +30,8 @@ from foretrain.planner.space import HELD
 from foretrain.predictors import DEFAULT, known
 from foretrain.schema import read
 from foretrain.serve.errands import Errand, Errands
-from foretrain.serve.metrics import Metrics
-from foretrain.serve.pool import Busy, Hears, NeedsTorchWorker, Pool, Refused
+from foretrain.serve.metrics import ServerMetrics
+from foretrain.serve.pool import Busy, Hears, NeedsTorchWorker, TaskRefused, WorkerPool
 from foretrain.serve.requests import (
     ExplainRequest,
     LeaderboardRequest,
@@ -67,7 +67,7 @@ class Service:
     """Everything behind the routes; ``start`` and ``close`` belong to one event loop."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.settings, self.metrics = settings, Metrics()
+        self.settings, self.metrics = settings, ServerMetrics()
         self.catalog = Catalog.load()
         self.store = Store.open(settings.db)
         self._folders = Folders(settings.allow)
@@ -81,15 +81,15 @@ class Service:
     async def start(self) -> None:
         limits, count = self.settings.limits, self.settings.processes
         memory = limits.memory_bytes
-        self._quick = Pool(
+        self._quick = WorkerPool(
             count, torch=False, waiting=limits.waiting, seconds=limits.forecast_s, memory_bytes=memory,
             field="job", wait_s=limits.wait_s,
         )  # fmt: skip
-        self._tracing = Pool(
+        self._tracing = WorkerPool(
             count, torch=True, waiting=limits.waiting, seconds=limits.capture_s, memory_bytes=memory,
             field="model",
         )  # fmt: skip
-        self._long = Pool(
+        self._long = WorkerPool(
             count, torch=True, waiting=limits.waiting_jobs, seconds=limits.job_s, memory_bytes=memory,
             field="job",
         )  # fmt: skip
@@ -338,15 +338,15 @@ class Service:
         """Names with a part, presets first, those that start with it before others."""
         part = query.like.lower()
         kinds = _names_of_models()
-        found = [
+        matches = [
             (not name.lower().startswith(part), number, name, kind)
             for number, (kind, names) in enumerate(kinds.items())
             for name in names
             if part in name.lower()
         ]
-        found.sort()
-        chosen = found[: query.limit]
-        return {"models": [{"name": name, "kind": kind} for *_, name, kind in chosen], "total": len(found)}
+        matches.sort()
+        chosen = matches[: query.limit]
+        return {"models": [{"name": name, "kind": kind} for *_, name, kind in chosen], "total": len(matches)}
 
     # Runs
 
@@ -413,7 +413,7 @@ class Service:
                 await self._score(entry)
             except (NeedsTorchWorker, Busy):
                 self.metrics.unscored.add("no graph, or busy")
-            except (Refused, ForetrainError):
+            except (TaskRefused, ForetrainError):
                 self.metrics.unscored.add("not forecast")
             except Exception:
                 log.exception("run %s", entry.short_id)
@@ -472,7 +472,7 @@ def _as_table(asked: Any) -> dict[str, Any]:
     return {name: value for name, value in table.items() if value is not None}
 
 
-def _asked(pool: Pool) -> Callable[[], float]:
+def _asked(pool: WorkerPool) -> Callable[[], float]:
     return lambda: pool.asked
 
 

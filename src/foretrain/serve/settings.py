@@ -15,7 +15,7 @@ _LEAST_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """What one request, and all of them together, may take."""
 
     body_bytes: int = 2**20
@@ -71,7 +71,7 @@ class ServerSettings:
     """Whether there is a page for people beside the interface for programs."""
     allow: tuple[Path, ...] = ()
     """Folders whose models may be named over HTTP; code in them is run."""
-    limits: Limits = Limits()
+    limits: RequestLimits = RequestLimits()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:

@@ -92,8 +92,8 @@ def answer(task: dict[str, Any], out: BinaryIO) -> None:
         status = status_of(error)
         if status == 500:
             traceback.print_exc()
-        told = "internal error; the log of the server has it" if status == 500 else str(error)
-        send(out, b"E", json.dumps({"status": status, "error": " ".join(told.split())}).encode())
+        message = "internal error; the log of the server has it" if status == 500 else str(error)
+        send(out, b"E", json.dumps({"status": status, "error": " ".join(message.split())}).encode())
 
 
 def _end_with_parent(parent: int) -> None:

@@ -1,1 +1,1 @@
-"""The one engine from a job to the parts of its step: layout, playback, memory, assembly."""
+"""Turns a job into the parts of its step, by one engine: layout, playback, memory, assembly."""

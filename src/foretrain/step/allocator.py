@@ -15,6 +15,8 @@ _LARGE_SEGMENT = 20 << 20
 _LARGE = 10 << 20  # requests from here on get a segment of their own
 _LARGE_UNIT = 2 << 20
 _REGION = 32 << 20  # in whole numbers of which the driver takes addresses
+_HIGHEST = _LARGE_SEGMENT << 38
+"""Below this address the driver gives out the first segment: there is room under it for any number."""
 _ROOM = _LARGE_SEGMENT << 26
 """Addresses that an expandable segment reserves: more than any device has memory, and whole granules."""
 
@@ -24,12 +26,14 @@ class OutOfMemory(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class MemoryBlock:
+    """A stretch of addresses in a segment, in use or free, between its neighbours."""
+
     address: int
     size: int
     pool: int
-    previous: Block | None = None
-    next: Block | None = None
+    previous: MemoryBlock | None = None
+    next: MemoryBlock | None = None
     free: bool = False
     mapped: bool = True
     """Whether memory lies behind its addresses; else it is a part of an expandable segment to grow into."""
@@ -52,13 +56,13 @@ class CachingAllocator:
         self.returns = 0
         """How often the cache was returned to the device for want of room."""
         self._free: tuple[list[tuple[int, int]], ...] = ([], [])  # (size, address), ascending, per pool
-        self._free_at: dict[int, Block] = {}
-        self._unmapped: tuple[dict[int, Block], ...] = ({}, {})  # by address, per pool
+        self._free_at: dict[int, MemoryBlock] = {}
+        self._unmapped: tuple[dict[int, MemoryBlock], ...] = ({}, {})  # by address, per pool
         self._rests: dict[int, int] = {}  # bytes that are left of the driver's regions, by address
-        self._lowest = _LARGE_SEGMENT << 38
+        self._lowest = _HIGHEST
         self._is_plain = not self.settings.expandable_segments and self.settings.max_split_bytes == math.inf
 
-    def allocate(self, size_bytes: int) -> Block:
+    def allocate(self, size_bytes: int) -> MemoryBlock:
         size = self._rounded(size_bytes)
         pool = 1 if size > _SMALL else 0
         block = self._best_fit(size, pool) or self._from_device(size, pool)
@@ -72,7 +76,7 @@ class CachingAllocator:
             self.peak_allocated = self.allocated
         return block
 
-    def release(self, block: Block) -> None:
+    def release(self, block: MemoryBlock) -> None:
         self.allocated -= block.size
         block.free = True
         after, before = block.next, block.previous
@@ -97,7 +101,7 @@ class CachingAllocator:
 
     # Free blocks
 
-    def _best_fit(self, size: int, pool: int) -> Block | None:
+    def _best_fit(self, size: int, pool: int) -> MemoryBlock | None:
         """The smallest free block that does; the end of an expandable segment counts as what it can grow to,
         a block beyond the limit on splitting serves only requests of nearly its size."""
         free = self._free[pool]
@@ -120,25 +124,25 @@ class CachingAllocator:
         after = self._free_at[entry[1]].next
         return entry[0] + (after.size if after is not None and not after.mapped else 0)
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: MemoryBlock) -> None:
         insort(self._free[block.pool], (block.size, block.address))
         self._free_at[block.address] = block
 
-    def _remove(self, block: Block) -> None:
+    def _remove(self, block: MemoryBlock) -> None:
         free = self._free[block.pool]
         del free[bisect_left(free, (block.size, block.address))]
         del self._free_at[block.address]
 
-    def _split(self, block: Block, size: int) -> None:
+    def _split(self, block: MemoryBlock, size: int) -> None:
         """Cut a block down to ``size``; what follows is a block like it."""
-        rest = Block(
+        rest = MemoryBlock(
             block.address + size, block.size - size, block.pool, block, block.next, True, block.mapped
         )
         if block.next is not None:
             block.next.previous = rest
         block.next, block.size = rest, size
 
-    def _merged(self, block: Block) -> Block:
+    def _merged(self, block: MemoryBlock) -> MemoryBlock:
         """A free block together with its free neighbours, or an unmapped one with its unmapped ones; they are
         taken out of their lists."""
         for neighbour in (block.next, block.previous):
@@ -158,7 +162,7 @@ class CachingAllocator:
 
     # The device
 
-    def _from_device(self, size: int, pool: int) -> Block:
+    def _from_device(self, size: int, pool: int) -> MemoryBlock:
         grow = self._expand if self.settings.expandable_segments else self._segment
         if (block := grow(size, pool)) is None:
             self.returns += 1
@@ -168,7 +172,7 @@ class CachingAllocator:
             raise OutOfMemory(f"{size} bytes beside the {self.reserved} of {self.capacity_bytes:.0f}")
         return block
 
-    def _segment(self, size: int, pool: int) -> Block | None:
+    def _segment(self, size: int, pool: int) -> MemoryBlock | None:
         """A segment of its own; None where there is no room for it."""
         if pool == 0:
             length = _SMALL_SEGMENT
@@ -179,7 +183,7 @@ class CachingAllocator:
         if self.reserved + length > self.capacity_bytes:
             return None
         self.reserved += length
-        return Block(self._address(length), length, pool)
+        return MemoryBlock(self._address(length), length, pool)
 
     def _address(self, length: int) -> int:
         """Where the driver puts a segment: in the smallest rest of an earlier region that has room, else in a
@@ -197,7 +201,7 @@ class CachingAllocator:
             self._rests[start + length] = room - length
         return start
 
-    def _expand(self, size: int, pool: int) -> Block | None:
+    def _expand(self, size: int, pool: int) -> MemoryBlock | None:
         """Room in the lowest gap of an expandable segment that is large enough, with the free block before
         it; None where the device has no memory to put there."""
         for address in sorted(self._unmapped[pool]):
@@ -208,7 +212,7 @@ class CachingAllocator:
                 break
         else:
             self._lowest -= _ROOM
-            block = Block(self._lowest, _ROOM, pool, free=True, mapped=False)
+            block = MemoryBlock(self._lowest, _ROOM, pool, free=True, mapped=False)
             self._unmapped[pool][block.address] = block
         if not block.mapped:
             if (mapped := self._map(block, min(block.size, size))) is None:
@@ -223,14 +227,14 @@ class CachingAllocator:
         return block
 
     @staticmethod
-    def _room_from(block: Block | None) -> int:
+    def _room_from(block: MemoryBlock | None) -> int:
         """Bytes from the start of a free block to the next one in use."""
         room = 0
         while block is not None and block.free:
             room, block = room + block.size, block.next
         return room
 
-    def _map(self, block: Block, size: int) -> Block | None:
+    def _map(self, block: MemoryBlock, size: int) -> MemoryBlock | None:
         """Put memory behind the first granules of an unmapped block; it is free then, with its neighbours."""
         granule = _granule(block.pool)
         length = -(-size // granule) * granule
@@ -256,7 +260,7 @@ class CachingAllocator:
                 self._remove(block)
                 self.reserved -= block.size
 
-    def _unmap(self, block: Block) -> None:
+    def _unmap(self, block: MemoryBlock) -> None:
         granule, end = _granule(block.pool), block.address + block.size
         first, last = -(-block.address // granule) * granule, end // granule * granule
         if first >= last:

@@ -19,9 +19,10 @@ from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
 from foretrain.step.layout import memory_rate
 from foretrain.step.partition import dealing_words
-from foretrain.step.play import Step, memory_by_group
+from foretrain.step.play import Step
 from foretrain.step.power import at_peak_s
 from foretrain.step.routing import uneven_share, widened
+from foretrain.step.stage_memory import memory_by_group
 from foretrain.step.state import model_size
 from foretrain.units import format_bytes, format_dollars
 from foretrain.workload import TORCHAO, Training

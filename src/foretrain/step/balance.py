@@ -13,8 +13,9 @@ from foretrain.step.dealing import Dealt, counts_words
 from foretrain.step.layout import Layout
 from foretrain.step.partition import Block, Chunk, Stage, blocks, stages_of
 from foretrain.step.passes import kind_of, passes_by_kind
-from foretrain.step.play import stage_memory, step_time_s
+from foretrain.step.play import step_time_s
 from foretrain.step.schedules import place
+from foretrain.step.stage_memory import stage_memory
 from foretrain.units import format_seconds
 
 _ROOM = (0.9, 1.0)
@@ -98,12 +99,12 @@ def _by_speed(paces: _Paces, most: Sequence[int]) -> list[int]:
 def _by_chunk(layout: Layout, counts: Sequence[int]) -> tuple[int, ...]:
     """Layers of each chunk in the order of the model, those of a stage spread evenly over its chunks."""
     chunks, stages, schedule = len(layout.stages[0].chunks), len(layout.stages), layout.job.plan.schedule
-    found = {
+    layers_of = {
         place(schedule, stage, chunk, stages).number: part
         for stage, count in enumerate(counts)
         for chunk, part in enumerate(_evenly(count, chunks))
     }
-    return tuple(found[number] for number in sorted(found))
+    return tuple(layers_of[number] for number in sorted(layers_of))
 
 
 def _evenly(layers: int, parts: int) -> Iterator[int]:

@@ -38,13 +38,14 @@ class BlockMemory:
 
 
 def block_memory(job: Job, graph: OpGraph, block: Block, profile: Profile) -> BlockMemory:
+    """What a block keeps of a micro-batch, and the most that it holds in each of its passes."""
     piece = block.piece
     kept, again = (
         kept_bytes(graph, block, job.plan, profile),
         run_again(job.plan, profile.selective_recompute, graph, block),
     )
     first = piece.forward_bytes if len(again) else 0
-    found = BlockMemory(
+    memory = BlockMemory(
         kept=kept,
         forward=min(float(piece.forward_bytes), kept + piece.forward_bytes - piece.kept_bytes)
         if len(again)
@@ -52,7 +53,7 @@ def block_memory(job: Job, graph: OpGraph, block: Block, profile: Profile) -> Bl
         backward=float(max(first, piece.backward_bytes)),
         with_gradients=float(max(first, piece.gradient_bytes)),
     )
-    return _with_loss(job, graph, block, profile, found)
+    return _with_loss(job, graph, block, profile, memory)
 
 
 def kept_bytes(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> float:
@@ -108,24 +109,24 @@ def _let_go(graph: OpGraph, piece: Piece, again: bytes, modules: tuple[str, ...]
 # The loss over a vocabulary
 
 
-def _with_loss(job: Job, graph: OpGraph, block: Block, profile: Profile, found: BlockMemory) -> BlockMemory:
+def _with_loss(job: Job, graph: OpGraph, block: Block, profile: Profile, memory: BlockMemory) -> BlockMemory:
     """With the loss that the job names, or that is the framework's own: it holds as many copies of the logits
     as it is known to."""
     loss = job.workload.training.loss
     if block.is_layer or (loss is None and profile.loss_copies is None):
-        return found
+        return memory
     logits = logits_bytes(graph, block)
     if not logits:
-        return found
+        return memory
     if loss is None:
         assert profile.loss_copies is not None
-        most = found.kept + (profile.loss_copies - 1) * logits
-        return BlockMemory(kept=found.kept, forward=most, backward=most, with_gradients=most)
+        most = memory.kept + (profile.loss_copies - 1) * logits
+        return BlockMemory(kept=memory.kept, forward=most, backward=most, with_gradients=most)
     if loss == "plain":
-        return found
-    kept = found.kept - _logits_kept(graph, block, logits // _FP32)
+        return memory
+    kept = memory.kept - _logits_kept(graph, block, logits // _FP32)
     own = _own_logits(graph, block, logits, loss)
-    gradients = found.with_gradients - found.backward
+    gradients = memory.with_gradients - memory.backward
     kept += own if loss == "fused" else _width_bytes(graph, block)
     most = kept + own
     return BlockMemory(kept=kept, forward=most, backward=most, with_gradients=most + gradients)

@@ -31,8 +31,9 @@ from foretrain.plan import Choice, Dispatcher
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.launches import launched
 from foretrain.step.messages import collective_s, network_of, on_efa
-from foretrain.step.partition import Teams, blocks
+from foretrain.step.partition import blocks
 from foretrain.step.spans import Column, Mask
+from foretrain.step.teams import Teams
 from foretrain.step.tuning import Tuning
 from foretrain.workload import Training
 
@@ -165,45 +166,13 @@ def _sends(graph: OpGraph) -> bool:
 @functools.lru_cache(maxsize=256)
 def cost_calls(rank: Rank) -> Calls:
     """Cost each distinct operator once, on the device that the others wait for."""
-    job, graph, costs, host, habits = rank.job, rank.graph, rank.costs, rank.host, rank.profile
-    operators, training, teams = graph.operators, rank.training, Teams.of(job, rank.site)
-    precision = training.precision
-    device, share = slowest_device(job, rank.site, graph, costs)
-    own = [operator for operator in operators if not communicates(operator.name)]
+    job, graph, habits = rank.job, rank.graph, rank.profile
+    operators, which, teams = graph.operators, graph.operator_index, Teams.of(job, rank.site)
+    device, share = slowest_device(job, rank.site, graph, rank.costs)
     moving = np.array([communicates(operator.name) for operator in operators], dtype=np.bool_)
-    device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
-    device_s[~moving] = share * costs.device_time_s(own, device, precision)
-    kernels[~moving] = costs.kernels(own, device, precision)
-    if rank.by_chance:
-        device_s *= uneven_factors(operators)
-    if precision == "fp8":
-        device_s += casts_s(operators, device, training.fp8_recipe)
-    _copy_only(operators, device, device_s, all_indexing=habits.fuses_permutation)
-    device_s *= _as_the_framework_has_it(operators, device, habits)
-    least_s = habits.tensor_message_s if on_efa(rank.site) else 0.0
-    for i in np.flatnonzero(moving).tolist():
-        device_s[i] = collective_s(
-            operators[i], network_of(rank.site), teams, least_s, rank.way, rank.routing
-        )
-    host_s = _issue_s(graph, host) * habits.host
-    if training.mode == "infer":
-        host_s *= host.unrecorded
-    if rank.saves_by_hooks:
-        host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
-    which = graph.operator_index
-    if habits.products_by_expert:
-        recipe = training.fp8_recipe if precision == "fp8" else None
-        host_s += issue_s(operators, recipe, by_chance=rank.by_chance)[which]
-    if teams.tensor.size > 1:
-        host_s += _of_cut_layers(graph, habits) / host.speed
-    host_s[moving[which]] = COLLECTIVE_HOST_S
-    if not training.compile:
-        host_s = launched(host_s, graph, training.cuda_graphs)
-    if device.is_cpu:  # the thread that issues an operator also runs it
-        shared = rank.site.workers_per_core(device)
-        device_s[~moving] *= shared * crowding(rank.site.busy_cores(device) / shared)
-        host_s = np.zeros(len(host_s))
-
+    device_s, kernels = _on_device(rank, teams, moving, device, share)
+    # of CPUs, the thread that issues an operator also runs it
+    host_s = np.zeros(len(which)) if device.is_cpu else _on_host(rank, teams, moving)
     own_share = _share_of_micro_batches(graph, rank.accumulation)
 
     def mask(values: Iterable[bool]) -> Mask:
@@ -226,6 +195,49 @@ def cost_calls(rank: Rank) -> Calls:
             for operator in operators
         ),
     )
+
+
+def _on_device(rank: Rank, teams: Teams, moving: Mask, device: Device, share: float) -> tuple[Column, Column]:
+    """Seconds on the device, and kernels, of each distinct operator; of those that are ``moving`` data
+    between ranks, seconds on the network."""
+    operators, training, habits = rank.graph.operators, rank.training, rank.profile
+    own = [operator for operator, moves in zip(operators, moving, strict=True) if not moves]
+    device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
+    device_s[~moving] = share * rank.costs.device_time_s(own, device, training.precision)
+    kernels[~moving] = rank.costs.kernels(own, device, training.precision)
+    if rank.by_chance:
+        device_s *= uneven_factors(operators)
+    if training.precision == "fp8":
+        device_s += casts_s(operators, device, training.fp8_recipe)
+    _copy_only(operators, device, device_s, all_indexing=habits.fuses_permutation)
+    device_s *= _as_the_framework_has_it(operators, device, habits)
+    least_s = habits.tensor_message_s if on_efa(rank.site) else 0.0
+    for i in np.flatnonzero(moving).tolist():
+        device_s[i] = collective_s(
+            operators[i], network_of(rank.site), teams, least_s, rank.way, rank.routing
+        )
+    if device.is_cpu:
+        workers = rank.site.workers_per_core(device)
+        device_s[~moving] *= workers * crowding(rank.site.busy_cores(device) / workers)
+    return device_s, kernels
+
+
+def _on_host(rank: Rank, teams: Teams, moving: Mask) -> Column:
+    """Seconds in which the host of a GPU issues each call of the graph."""
+    graph, host, training, habits = rank.graph, rank.host, rank.training, rank.profile
+    which = graph.operator_index
+    host_s = _issue_s(graph, host) * habits.host
+    if training.mode == "infer":
+        host_s *= host.unrecorded
+    if rank.saves_by_hooks:
+        host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
+    if habits.products_by_expert:
+        recipe = training.fp8_recipe if training.precision == "fp8" else None
+        host_s += issue_s(graph.operators, recipe, by_chance=rank.by_chance)[which]
+    if teams.tensor.size > 1:
+        host_s += _of_cut_layers(graph, habits) / host.speed
+    host_s[moving[which]] = COLLECTIVE_HOST_S
+    return host_s if training.compile else launched(host_s, graph, training.cuda_graphs)
 
 
 def _attends(operator: Operator) -> bool:
@@ -284,14 +296,14 @@ def _hooks(graph: OpGraph) -> Column:
     for piece in layers:
         for i in piece.forward.tolist():
             makers.update(dict.fromkeys(graph.ops[i].writes, i))
-    found = np.zeros(len(graph.ops))
+    hooks = np.zeros(len(graph.ops))
     for i in {call for piece in layers for call in piece.backward.tolist()}:
         for buffer in graph.ops[i].reads:
             if graph.buffers[buffer].category in _SAVED and graph.buffers[buffer].born < first:
-                found[i] += 1
+                hooks[i] += 1
                 if buffer in makers:
-                    found[makers[buffer]] += 1
-    return found
+                    hooks[makers[buffer]] += 1
+    return hooks
 
 
 def _copy_only(

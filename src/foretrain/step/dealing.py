@@ -118,11 +118,11 @@ def fill(work: Sequence[float], parts: int) -> list[int]:
     ([0, 0, 1, 1, 2, 2, 3, 3], [0, 0, 1])
     """
     share = sum(work) / parts
-    found: list[int] = []
+    dealt: list[int] = []
     part, done = 0, 0.0
     for own in work:
-        found.append(part)
+        dealt.append(part)
         done += own
         if done >= share * (part + 1) * (1 - 1e-9) and part < parts - 1:
             part += 1
-    return found
+    return dealt

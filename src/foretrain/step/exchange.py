@@ -14,7 +14,7 @@ from foretrain.step.layout import Layout
 from foretrain.step.messages import KINDS, message_bytes
 from foretrain.step.partition import Stage, handed_on_bytes
 from foretrain.step.passes import recomputed, traced_blocks
-from foretrain.step.schedules import Place, place
+from foretrain.step.schedules import ChunkPlace, place
 from foretrain.step.sharding import (
     copies,
     neighbours,
@@ -199,7 +199,7 @@ def server_bytes(layout: Layout) -> float:
 def _buckets(layout: Layout, stage: Stage, bucket_bytes: float, *, expert: bool) -> list[tuple[int, float]]:
     """Gradients inside or outside of experts in reverse order of the parameters, in buckets of so many bytes:
     the block that completes each, and its size."""
-    found: list[tuple[int, float]] = []
+    buckets: list[tuple[int, float]] = []
     filled, limit = 0.0, float(_FIRST_BUCKET) if bucket_bytes else np.inf
     item = wire_bytes(layout, 1.0, gradients=True)
     for i in range(len(stage.blocks) - 1, -1, -1):
@@ -207,9 +207,9 @@ def _buckets(layout: Layout, stage: Stage, bucket_bytes: float, *, expert: bool)
             if weight.trainable and weight.expert == expert:
                 filled += item * weight.elements
             if filled >= limit:
-                found.append((i, filled))
+                buckets.append((i, filled))
                 filled, limit = 0.0, bucket_bytes
-    return [*found, (0, filled)] if filled else found
+    return [*buckets, (0, filled)] if filled else buckets
 
 
 def sent_bytes(layout: Layout, stage: Stage) -> dict[str, float]:
@@ -286,9 +286,9 @@ def _to_stages(layout: Layout, stage: Stage) -> float:
     nobody, sent = (stage.index, 0), 0
     for number in range(len(stage.chunks)):
         copy, here = place(schedule, stage.index, number, count)
-        above, below = (places.get(Place(copy, here + by), nobody) for by in (-1, 1))
+        above, below = (places.get(ChunkPlace(copy, here + by), nobody) for by in (-1, 1))
         if below[0] != stage.index:
-            sent += places[Place(copy, here)][1]
+            sent += places[ChunkPlace(copy, here)][1]
         if layout.job.trains and above[0] != stage.index:
             sent += above[1]
     return float(sent)

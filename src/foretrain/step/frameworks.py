@@ -251,8 +251,8 @@ def profile(job: Job) -> Profile:
     """The facts of the job's framework, of its training loop where it trains; ``compile`` fuses as torch's
     compiler does."""
     training = job.workload.training
-    found = _habits(job)
-    if training.gradient_precision is not None and not found.keeps_fp32_gradients:
+    habits = _habits(job)
+    if training.gradient_precision is not None and not habits.keeps_fp32_gradients:
         raise InputError(
             f"training.gradient_precision: {training.framework} adds gradients up as its weights are; "
             "leave it out"
@@ -260,36 +260,36 @@ def profile(job: Job) -> Profile:
     if job.plan.offload_activations and not job.trains:
         raise InputError('plan.offload_activations: true needs mode = "train"')
     if training.framework == "megatron":
-        found = _megatron(found, job)
+        habits = _megatron(habits, job)
     if training.loss in ("fused", "chunked"):
-        found = dataclasses.replace(found, fusion=dataclasses.replace(found.fusion, losses=True))
-    if training.fused_accumulation is not None and found.keeps_fp32_gradients:
-        found = dataclasses.replace(found, fuses_accumulation=training.fused_accumulation)
+        habits = dataclasses.replace(habits, fusion=dataclasses.replace(habits.fusion, losses=True))
+    if training.fused_accumulation is not None and habits.keeps_fp32_gradients:
+        habits = dataclasses.replace(habits, fuses_accumulation=training.fused_accumulation)
     if training.attention is not None:
         merged = training.attention not in ("eager", "sdpa")
-        found = dataclasses.replace(found, flash_attention=merged)
+        habits = dataclasses.replace(habits, flash_attention=merged)
     if training.attention in ("eager", "cudnn"):
-        found = dataclasses.replace(found, attention_generation=None)
-    found = dataclasses.replace(found, tensor_overlap=_tensor_overlap(found, job))
+        habits = dataclasses.replace(habits, attention_generation=None)
+    habits = dataclasses.replace(habits, tensor_overlap=_tensor_overlap(habits, job))
     if not job.trains:
-        found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)
+        habits = dataclasses.replace(habits, step_s=0.0, clips_gradients=False, waits_each_step=False)
     if training.compile:
-        found = dataclasses.replace(
-            found, fusion=_compiled(job), checkpoint_hooks=False, cut_product_s=(0.0, 0.0)
+        habits = dataclasses.replace(
+            habits, fusion=_compiled(job), checkpoint_hooks=False, cut_product_s=(0.0, 0.0)
         )
-    return _as_planned(found, job.plan)
+    return _as_planned(habits, job.plan)
 
 
-def _as_planned(found: Profile, plan: Plan) -> Profile:
+def _as_planned(habits: Profile, plan: Plan) -> Profile:
     """With what the plan says otherwise of its replicas."""
     overlap = plan.overlap or {}
     if "gradients" in overlap:
-        found = dataclasses.replace(found, overlaps_reduce=overlap["gradients"])
+        habits = dataclasses.replace(habits, overlaps_reduce=overlap["gradients"])
     if "parameters" in overlap:
-        found = dataclasses.replace(
-            found, overlaps_gather=overlap["parameters"], prefetches=overlap["parameters"]
+        habits = dataclasses.replace(
+            habits, overlaps_gather=overlap["parameters"], prefetches=overlap["parameters"]
         )
-    return found
+    return habits
 
 
 def _tensor_overlap(found: Profile, job: Job) -> TensorOverlap:
@@ -338,26 +338,34 @@ public runs (sailor, GH200) a micro-batch takes 51 ms and 22 ms for each sample,
 the host needs for it and what the device does, one after the other; why is not known."""
 
 
-def _megatron(found: Profile, job: Job) -> Profile:
+_MEGATRON_BUCKET_BYTES = 160e6
+"""Of gradients that its distributed optimizer sums up at once."""
+_EARLY_HOST = 1.1
+"""Factor on the host's time in its early code."""
+
+
+def _megatron(habits: Profile, job: Job) -> Profile:
     """Its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full recomputation marks its code of
     2020 to 2022, which waits for every collective of tensor parallelism."""
     if job.plan.shard != "none":
-        found = dataclasses.replace(found, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=160e6)
+        habits = dataclasses.replace(
+            habits, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=_MEGATRON_BUCKET_BYTES
+        )
     if (job.workload.model.config or {}).get("attn_implementation") == "eager":
-        found = dataclasses.replace(found, flash_attention=False)
+        habits = dataclasses.replace(habits, flash_attention=False)
     if job.workload.training.precision in ("fp32", "tf32"):
-        found = dataclasses.replace(found, **_MEGATRON_FP32)
+        habits = dataclasses.replace(habits, **_MEGATRON_FP32)
     if _is_early(job):
-        found = dataclasses.replace(
-            found,
+        habits = dataclasses.replace(
+            habits,
             flash_attention=False,
             fuses_softmax=True,
             tensor_overlap="none",
             fuses_accumulation=False,
-            host=1.1,
+            host=_EARLY_HOST,
             step_s=0.0,
         )
-    return found
+    return habits
 
 
 def _is_early(job: Job) -> bool:
@@ -425,7 +433,9 @@ def attention_factor(habits: Profile, capability: float) -> float:
     if habits.attention_generation is None:
         return 1.0
     first = _FIRST_FLASH if habits.attention_generation == 1 else 1.0
-    return first * (_SECOND_FLASH_ON_HOPPER if capability >= 9 else 1.0)
+    return first * (_SECOND_FLASH_ON_HOPPER if capability >= _HOPPER else 1.0)
 
 
 _FIRST_FLASH, _SECOND_FLASH_ON_HOPPER = 1.8, 1.75
+_HOPPER = 9.0
+"""Its compute capability."""

@@ -116,6 +116,7 @@ def gradient_bytes(graph: OpGraph, job: Job, stage: Stage) -> float:
 
 
 def state_sizes(job: Job, graph: OpGraph, profile: Profile) -> Sizes:
+    """Bytes for each parameter that is trained: its shard, its gradient, and the state of its optimizer."""
     own = weight_bytes(graph, trained=True)
     if not job.trains:
         return Sizes(shard=own, gradient=0.0, fleeting_gradient=0.0, state=0.0, update=0.0)
@@ -184,3 +185,33 @@ def _update_bytes(graph: OpGraph, *, cast: bool) -> float:
 def _is_traced(graph: OpGraph, name: str) -> bool:
     layer = None if graph.stack is None else graph.stack.layer_of(name)
     return layer is None or graph.stack is None or layer < graph.stack.traced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedRank:
+    """A rank of a stage, and the parameters that it holds and trains there."""
+
+    job: Job
+    graph: OpGraph
+    stage: Stage
+    profile: Profile
+    sizes: Sizes
+    owned: Held
+    trained: Held
+    tied: int
+    """Elements of the last stage that are tied to the first one's."""
+
+    @classmethod
+    def of(cls, job: Job, graph: OpGraph, stage: Stage, stages: int, profile: Profile) -> ShardedRank:
+        tied = tied_elements(graph) if stages > 1 and stage.index == stages - 1 else 0
+        owned = held(job, stage, tied)
+        return cls(
+            job=job,
+            graph=graph,
+            stage=stage,
+            profile=profile,
+            sizes=state_sizes(job, graph, profile),
+            owned=owned,
+            trained=owned if trains_all(graph) else held(job, stage, 0, trained=True),
+            tied=tied,
+        )

@@ -19,8 +19,9 @@ from foretrain.step.dealing import Dealt
 from foretrain.step.frameworks import Profile, profile
 from foretrain.step.graph import as_compiled, step_graph
 from foretrain.step.messages import network_of
-from foretrain.step.partition import Stage, Teams, stages
+from foretrain.step.partition import Stage, stages
 from foretrain.step.recomputed_modules import check_modules
+from foretrain.step.teams import Teams
 from foretrain.step.tuning import Tuning
 
 _OF_PROCESSORS = 0.25

@@ -10,7 +10,7 @@ from foretrain.costs.dispatch import KERNELS, Direction, exchange_s
 from foretrain.dispatching import choices_of, distinct
 from foretrain.graph import Operator, TensorSpec
 from foretrain.plan import Choice, Dispatcher
-from foretrain.step.partition import Teams
+from foretrain.step.teams import Teams
 
 KINDS: dict[str, Kind] = {
     "all_reduce": "all_reduce",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,6 +117,14 @@ def kind_of(layout: Layout, stage: Stage, block: Block) -> Kind:
     return stage.group, id(block.piece), runs_again(layout.job.plan, layout.graph, block)
 
 
+def stage_kinds(layout: Layout) -> list[Hashable]:
+    """Of each stage, what its work depends on: the kinds of its blocks."""
+    return [
+        tuple(tuple(kind_of(layout, stage, block) for block in chunk) for chunk in stage.chunks)
+        for stage in layout.stages
+    ]
+
+
 def passes_by_kind(layout: Layout) -> dict[Kind, tuple[Pass, Pass]]:
     """Forward and backward pass of each kind of block, worked out once for a layout."""
     if not layout.passes:
@@ -165,12 +173,12 @@ def makes_weight_gradients(graph: OpGraph) -> npt.NDArray[np.bool_]:
     gradients = {number for number, buffer in enumerate(graph.buffers) if buffer.category == "gradients"}
     backward = [(i, op) for i, op in enumerate(graph.ops) if op.phase == "backward"]
     added = {number for _, op in backward if not gradients.isdisjoint(op.writes) for number in op.reads}
-    found = np.zeros(len(graph.ops), dtype=np.bool_)
+    makes = np.zeros(len(graph.ops), dtype=np.bool_)
     for i, op in backward:
         written = set(op.writes)
         to_gradients = written <= gradients | added if is_product(op.operator.name) else written <= gradients
-        found[i] = bool(written) and to_gradients
-    return found
+        makes[i] = bool(written) and to_gradients
+    return makes
 
 
 def recomputed(layout: Layout, block: Block) -> Index:

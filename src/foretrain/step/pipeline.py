@@ -68,7 +68,7 @@ class StageWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PlayedPipeline:
     """A pipeline as it was played."""
 
     time_s: float
@@ -90,7 +90,7 @@ def play_pipeline(
     schedule: str,
     *,
     blocks: bool = False,
-) -> Played:
+) -> PlayedPipeline:
     """All passes of a step; messages take as long everywhere, or as each chunk's in the order of the model.
 
     A pass waits for its input ``message_s`` after the pass that makes it has ended; where sending
@@ -100,7 +100,7 @@ def play_pipeline(
     time_s, ends, times = _timed(stages, micro_batches, message_s, schedule, blocks=blocks)
     tails_s = tuple(stage.tail_s for stage in stages)
     own = max(sum(stage.forward_s) + sum(stage.backward_s) for stage in stages)
-    return Played(
+    return PlayedPipeline(
         time_s=time_s,
         busiest_s=own * micro_batches / (2 if schedule == BIDIRECTIONAL else 1),
         slots=Slots(functools.partial(_slots, schedule, chunks, shown, times, ends, tails_s)),
@@ -230,12 +230,12 @@ def _blocks(layout: Layout) -> bool:
 def _stage_works(layout: Layout, works: Sequence[Work]) -> list[StageWork]:
     """Of each stage; those alike share their work, but for both ends of the pipeline."""
     waits = layout.profile.waits_at_messages and not overlaps_messages(layout)
-    found: dict[tuple[int, bool], StageWork] = {}
+    work_of: dict[tuple[int, bool], StageWork] = {}
     keys = [(id(work), _is_end(layout, stage)) for stage, work in zip(layout.stages, works, strict=True)]
     for key, stage, work in zip(keys, layout.stages, works, strict=True):
-        if key not in found:
-            found[key] = _stage_work(layout, stage, work, waits=waits)
-    return [found[key] for key in keys]
+        if key not in work_of:
+            work_of[key] = _stage_work(layout, stage, work, waits=waits)
+    return [work_of[key] for key in keys]
 
 
 def _is_end(layout: Layout, stage: Stage) -> bool:

@@ -19,11 +19,10 @@ import numpy as np
 from foretrain.allocator_settings import AllocatorSettings
 from foretrain.graph import OpGraph
 from foretrain.job import Job
-from foretrain.step.allocator import Block as Memory
-from foretrain.step.allocator import CachingAllocator
+from foretrain.step.allocator import CachingAllocator, MemoryBlock
 from foretrain.step.frameworks import Profile
-from foretrain.step.held_states import Held, Sizes, shard_bytes
-from foretrain.step.partition import Block, Piece, Stage, blocks
+from foretrain.step.held_states import ShardedRank, shard_bytes
+from foretrain.step.partition import Block, Piece, blocks
 from foretrain.step.passes import run_again
 from foretrain.step.shard_buffers import ShardBuffers
 
@@ -118,7 +117,7 @@ class _Stream:
 
     def __init__(self, settings: AllocatorSettings) -> None:
         self.allocator = CachingAllocator(settings)
-        self._held: dict[Key, Memory] = {}
+        self._held: dict[Key, MemoryBlock] = {}
 
     def take(self, kind: str, size: float, i: int = 0, number: int = 0) -> None:
         key = (kind, i, number)
@@ -153,9 +152,9 @@ class RankReplay:
     _fetching: _Stream = field(init=False)
     _reducing: _Stream = field(init=False)
     _calls: list[Passes] = field(init=False)
-    _held: dict[tuple[int, int], dict[Name, Memory]] = field(init=False, default_factory=dict)
+    _held: dict[tuple[int, int], dict[Name, MemoryBlock]] = field(init=False, default_factory=dict)
     """Buffers of passes, by micro-batch and block."""
-    _made: dict[int, list[Memory]] = field(init=False, default_factory=dict)
+    _made: dict[int, list[MemoryBlock]] = field(init=False, default_factory=dict)
     """Gradients of a block as its backward pass makes them."""
 
     def reserved_bytes(self) -> int:
@@ -211,7 +210,7 @@ class RankReplay:
             self._fetching.give("fetched", i)
             if i and self.shards.lets_go(i - 1):
                 self._fetching.take("fetched", self.shards.parameters[i - 1], i - 1)
-        second: dict[Name, Memory] = {}
+        second: dict[Name, MemoryBlock] = {}
         if self.again[i]:
             second = self._play(i, micro, forward=True, keeps=True, second=True)
         self._play(i, micro, forward=False, keeps=True)
@@ -258,14 +257,14 @@ class RankReplay:
 
     def _play(
         self, i: int, micro: int, *, forward: bool, keeps: bool, second: bool = False
-    ) -> dict[Name, Memory]:
+    ) -> dict[Name, MemoryBlock]:
         """A pass of a block, or its forward pass for the ``second`` time: what of that was there already
         comes back, to be let go with the block."""
         allocator, repeated = self._main.allocator, self.again[i]
         allocate, release = allocator.allocate, allocator.release
-        own, beside = self._held.setdefault((micro, i), {}), dict[Name, Memory]()
+        own, beside = self._held.setdefault((micro, i), {}), dict[Name, MemoryBlock]()
         ends: dict[int, list[Name]] = {}
-        nothing: dict[Name, Memory] = {}
+        nothing: dict[Name, MemoryBlock] = {}
         for call in self._calls[i][0 if forward else 1]:
             runs_again = call.number in repeated
             for birth in call.births if runs_again or not second else ():
@@ -296,18 +295,11 @@ def _settled(**rank: Any) -> int:
     return RankReplay(**rank)._settled()
 
 
-def replayed_bytes(
-    job: Job,
-    graph: OpGraph,
-    stage: Stage,
-    profile: Profile,
-    sizes: Sizes,
-    trained: Held,
-    shards: ShardBuffers | None,
-    flying: int,
-) -> float | None:
+def replayed_bytes(rank: ShardedRank, shards: ShardBuffers | None, flying: int) -> float | None:
     """What a rank of a stage has reserved, with so many micro-batches ``flying``; None where its framework
     keeps buffers of its own, or what it runs is not a stack of layers in their order."""
+    job, graph, stage, profile = rank.job, rank.graph, rank.stage, rank.profile
+    sizes, trained = rank.sizes, rank.trained
     buffers = profile.keeps_fp32_gradients or profile.loss_copies is not None or profile.sharding == "flat"
     whole = shards is not None or job.plan.pipeline > 1
     plan, loss = job.plan, job.workload.training.loss

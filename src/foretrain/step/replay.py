@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from foretrain.allocator_settings import AllocatorSettings
 from foretrain.graph import CATEGORIES, Buffer
-from foretrain.step.allocator import Block, CachingAllocator, OutOfMemory
+from foretrain.step.allocator import CachingAllocator, MemoryBlock, OutOfMemory
 
 MOST_STEPS = 5
 """That are played for the cache to settle; most do in the second."""
@@ -53,7 +53,7 @@ def replay(
     libraries, and the optimizer's state at the call of the first ``update``.
     """
     allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes)
-    held, made = dict[int, Block](), dict[int, list[int]]()
+    held, made = dict[int, MemoryBlock](), dict[int, list[int]]()
     for number, buffer in enumerate(buffers):
         if buffer.born < 0 and buffer.size_bytes:
             if buffer.category == "optimizer_state" and update >= 0:
@@ -63,7 +63,7 @@ def replay(
     for call, size in lasting:
         made.setdefault(call, []).append(size)
     events, inherited = _events(buffers, len(workspaces)), _inherited(buffers, len(workspaces))
-    peak, left = -1, dict[int, Block]()
+    peak, left = -1, dict[int, MemoryBlock]()
     for size in made.pop(-1, ()):
         allocator.allocate(size)
     for number in range(steps):
@@ -126,8 +126,8 @@ def _play(
     inherited: Mapping[int, list[int]],
     workspaces: Sequence[int],
     allocator: CachingAllocator,
-    held: dict[int, Block],
-    left: dict[int, Block],
+    held: dict[int, MemoryBlock],
+    left: dict[int, MemoryBlock],
     made: Mapping[int, list[int]],
 ) -> int:
     """Play one step, which finds what the one before ``left`` and begins calls with what is ``made`` for

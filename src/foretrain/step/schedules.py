@@ -40,7 +40,7 @@ class Task(NamedTuple):
         return f"{self.kind}{self.micro_batch}" + (f".{self.chunk}" if chunks > 1 else "")
 
 
-class Place(NamedTuple):
+class ChunkPlace(NamedTuple):
     """Where a chunk is in the model, and in which copy of the model."""
 
     copy: int
@@ -79,17 +79,17 @@ def check(plan: Plan, micro_batches: int, *, trains: bool) -> None:
         )
 
 
-def place(schedule: str, stage: int, chunk: int, stages: int) -> Place:
+def place(schedule: str, stage: int, chunk: int, stages: int) -> ChunkPlace:
     """Where a chunk of a rank is: one after the other down the pipeline, or back up in the second chunk.
 
     >>> [place("zbv", stage, 1, 4).number for stage in range(4)]
     [7, 6, 5, 4]
     """
     if schedule == BIDIRECTIONAL:
-        return Place(chunk, stages - 1 - stage if chunk else stage)
+        return ChunkPlace(chunk, stages - 1 - stage if chunk else stage)
     if schedule in _FOLDED and chunk:
-        return Place(0, 2 * stages - 1 - stage)
-    return Place(0, chunk * stages + stage)
+        return ChunkPlace(0, 2 * stages - 1 - stage)
+    return ChunkPlace(0, chunk * stages + stage)
 
 
 class Order(NamedTuple):

@@ -15,19 +15,15 @@ from foretrain.graph import ITEM_BYTES, OpGraph, Phase
 from foretrain.graph.ir import PACKED
 from foretrain.graph.opset import SCALED
 from foretrain.job import UNSAID_RECOMPUTATION, Job
-from foretrain.plan import Plan
 from foretrain.step.block_memory import BlockMemory, block_memory, logits_bytes
 from foretrain.step.frameworks import Profile
 from foretrain.step.held_states import (
     SHARDS_GRADIENTS,
     SHARDS_STATE,
     Held,
-    Sizes,
-    held,
+    ShardedRank,
     shard_bytes,
-    state_sizes,
     tied_elements,
-    trains_all,
     weight_bytes,
 )
 from foretrain.step.partition import Block, Piece, Stage
@@ -90,36 +86,19 @@ def sharded_memory(
     pipeline for longer than the device works in between. Without ``replays`` what the allocator holds is
     estimated where it would be replayed, which takes a tenth of the time.
     """
-    plan, site = job.plan, site or job.cluster
+    rank, site = ShardedRank.of(job, graph, stage, stages, profile), site or job.cluster
     devices = [group.device for group in site.groups]
-    tied = tied_elements(graph) if stages > 1 and stage.index == stages - 1 else 0
-    owned = held(job, stage, tied)
-    trained = owned if trains_all(graph) else held(job, stage, 0, trained=True)
-    sizes = state_sizes(job, graph, profile)
-    moments = tuple(_moments(job, graph, stage, profile, sizes, trained))
+    moments = tuple(_moments(rank))
     most = max(moments, key=lambda moment: moment.total)
-    cast = _cast_weights_bytes(graph, stage) if plan.shard != "zero3" else 0.0
-    in_fp8 = _in_fp8_alone(job, graph, stage) if plan.fp8_gather else 0.0
-    categories = {
-        "weights": _weights_bytes(job, graph, stage, owned, sizes, tied) - in_fp8,
-        "gradients": sizes.gradient * trained.share(sharded=plan.shard in SHARDS_GRADIENTS) + most.gradients,
-        "optimizer_state": 0.0
-        if plan.offload or plan.servers
-        else sizes.state * trained.share(sharded=plan.shard in SHARDS_STATE),
-        "activations": most.kept,
-        "temporaries": most.working,
-        "buffers": most.whole.here
-        + most.whole.aside
-        + (_bucket_bytes(plan, profile, trained, weight_bytes(graph, trained=True)) if job.trains else 0.0)
-        + cast,
-        "workspaces": (2.0 if job.trains else 1.0) * max(library_workspace(device) for device in devices),
-    }
+    categories = _by_category(rank, most)
+    categories["workspaces"] = (2.0 if job.trains else 1.0) * max(
+        library_workspace(device) for device in devices
+    )
     ahead = _passes_ahead(job, site, stage, stalled=stalled) if profile.gathers_on_own_stream else 0.0
-    cached, returnable = _cached_bytes(job, graph, stage, profile, moments, most, ahead=ahead)
+    cached, returnable = _cached_bytes(rank, moments, most, ahead=ahead)
     if replays and job.trains and stage.index in (ends or (0, stages - 1)):  # one of these is the fullest
-        shards = _shard_buffers(job, graph, stage.chunks[0], profile, trained)
-        (flying, *_) = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
-        replayed = replayed_bytes(job, graph, stage, profile, sizes, trained, shards, flying)
+        (flying, *_) = in_flight(job.plan, stage.index, len(stage.chunks), job.accumulation)
+        replayed = replayed_bytes(rank, _shard_buffers(rank, stage.chunks[0]), flying)
         if replayed is not None:
             split, held_now = cached - returnable, sum(categories.values())
             cached = max(split, replayed + categories["workspaces"] - held_now)
@@ -127,53 +106,60 @@ def sharded_memory(
     capacity = min(device.memory_bytes for device in devices)
     room = capacity - sum(categories.values())
     returned = min(returnable, max(0.0, cached - room))
-    cached, returnable = cached - returned, returnable - returned
     return RankMemory(
         stage=stage.index,
         by_category=categories,
-        cached_bytes=cached,
-        returnable_bytes=returnable,
-        open_bytes=_open_bytes(job, graph, stage, profile, sizes, trained, most)
-        if job.trains and room < (1.0 - _ROOMY) * capacity
-        else 0.0,
+        cached_bytes=cached - returned,
+        returnable_bytes=returnable - returned,
+        open_bytes=_open_bytes(rank, most) if job.trains and room < (1.0 - _ROOMY) * capacity else 0.0,
         peak=PeakMoment(phase=most.phase),
     )
 
 
-def _weights_bytes(job: Job, graph: OpGraph, stage: Stage, owned: Held, sizes: Sizes, tied: int) -> float:
+def _by_category(rank: ShardedRank, most: _Moment) -> dict[str, float]:
+    """Tensors of a rank at the moment when it holds most."""
+    job, graph, sizes, trained = rank.job, rank.graph, rank.sizes, rank.trained
+    plan = job.plan
+    cast = _cast_weights_bytes(graph, rank.stage) if plan.shard != "zero3" else 0.0
+    in_fp8 = _in_fp8_alone(job, graph, rank.stage) if plan.fp8_gather else 0.0
+    buckets = _bucket_bytes(rank) if job.trains else 0.0
+    state = sizes.state * trained.share(sharded=plan.shard in SHARDS_STATE)
+    return {
+        "weights": _weights_bytes(rank) - in_fp8,
+        "gradients": sizes.gradient * trained.share(sharded=plan.shard in SHARDS_GRADIENTS) + most.gradients,
+        "optimizer_state": 0.0 if plan.offload or plan.servers else state,
+        "activations": most.kept,
+        "temporaries": most.working,
+        "buffers": most.whole.here + most.whole.aside + buckets + cast,
+    }
+
+
+def _weights_bytes(rank: ShardedRank) -> float:
     """Of a rank's parameters as it keeps them: a shard of ZeRO 3 may be wider than what is computed with."""
+    job, graph, sizes, owned = rank.job, rank.graph, rank.sizes, rank.owned
     own, sharded = weight_bytes(graph), job.plan.shard == "zero3"
     if job.workload.training.adapter is not None:
-        weights = sum(one.elements * shard_bytes(job, graph, sizes, one) for one in stage.weights)
+        weights = sum(one.elements * shard_bytes(job, graph, sizes, one) for one in rank.stage.weights)
     else:
-        weights = float(sum(block.weight_bytes for block in stage.blocks)) + tied * own
+        weights = float(sum(block.weight_bytes for block in rank.stage.blocks)) + rank.tied * own
         weights *= max(1.0, sizes.shard / own if sharded and job.trains else 1.0)
     return weights * owned.share(sharded=sharded) / max(1.0, owned.share(sharded=False))
 
 
-def _open_bytes(
-    job: Job,
-    graph: OpGraph,
-    stage: Stage,
-    profile: Profile,
-    sizes: Sizes,
-    trained: Held,
-    most: _Moment,
-) -> float:
+def _open_bytes(rank: ShardedRank, most: _Moment) -> float:
     """Less that a rank would hold with what the job leaves open and Megatron's public recipes set: gradients
     in bf16, weights in fp8 alone, recomputation."""
-    training, plan = job.workload.training, job.plan
+    job, training, plan = rank.job, rank.job.workload.training, rank.job.plan
     if training.framework != "megatron":
         return 0.0
     less = 0.0
     if training.gradient_precision is None and training.precision in ("bf16", "fp8"):
-        less += sizes.gradient / 2 * trained.share(sharded=plan.shard in SHARDS_GRADIENTS)
+        less += rank.sizes.gradient / 2 * rank.trained.share(sharded=plan.shard in SHARDS_GRADIENTS)
     if plan.fp8_gather is None:
-        less += _in_fp8_alone(job, graph, stage)
+        less += _in_fp8_alone(job, rank.graph, rank.stage)
     if UNSAID_RECOMPUTATION in job.assumed:
-        again = replace(job, plan=replace(plan, recompute="full"))
-        least = max(moment.total for moment in _moments(again, graph, stage, profile, sizes, trained))
-        less += max(0.0, most.total - least)
+        again = replace(rank, job=replace(job, plan=replace(plan, recompute="full")))
+        less += max(0.0, most.total - max(moment.total for moment in _moments(again)))
     return less
 
 
@@ -209,27 +195,27 @@ def _scaled_elements(graph: OpGraph, piece: Piece) -> int:
     return sum(weight.numel * (2 if weight.dtype == PACKED else 1) for weight in weights)
 
 
-def _bucket_bytes(plan: Plan, profile: Profile, trained: Held, own: int) -> float:
+def _bucket_bytes(rank: ShardedRank) -> float:
     """torch's DistributedDataParallel copies gradients to buckets of its own."""
+    plan, profile, trained = rank.job.plan, rank.profile, rank.trained
     uses_ddp = profile.uses_ddp_beside or not profile.keeps_fp32_gradients
     wrapped = uses_ddp and plan.shard in ("none", "zero1") and trained.replicas > 1 and not plan.servers
-    return trained.dense * own if wrapped else 0.0
+    return trained.dense * weight_bytes(rank.graph, trained=True) if wrapped else 0.0
 
 
 # Passes
 
 
-def _moments(
-    job: Job, graph: OpGraph, stage: Stage, profile: Profile, sizes: Sizes, trained: Held
-) -> Iterator[_Moment]:
+def _moments(rank: ShardedRank) -> Iterator[_Moment]:
     """What is held at each block as a micro-batch goes forward and backward when most are in flight, and in
     the update; in inference one block at a time, and what is kept of every micro-batch."""
+    job, graph, stage, sizes, trained = rank.job, rank.graph, rank.stage, rank.sizes, rank.trained
 
     def kind(block: Block) -> tuple[int, bool]:
         return id(block.piece), runs_again(job.plan, graph, block)
 
     alike = {kind(block): block for block in stage.blocks}
-    memories = {one: block_memory(job, graph, block, profile) for one, block in alike.items()}
+    memories = {one: block_memory(job, graph, block, rank.profile) for one, block in alike.items()}
     chunks = [[memories[kind(block)] for block in chunk] for chunk in stage.chunks]
     if not job.trains:
         kept = sum(one.kept for chunk in chunks for one in chunk) * job.accumulation
@@ -245,14 +231,12 @@ def _moments(
         everything += _LAYERS_ON_THE_WAY * max(
             block.piece.kept_bytes for block in stage.blocks if block.is_layer
         )
-    buffers = [_shard_buffers(job, graph, blocks, profile, trained) for blocks in stage.chunks]
+    buffers = [_shard_buffers(rank, blocks) for blocks in stage.chunks]
     staying = [shards.staying if shards else 0.0 for shards in buffers]
     for number, (count, blocks, chunk) in enumerate(zip(counts, stage.chunks, chunks, strict=True)):
         if count and blocks:
             beside = sum(staying) - staying[number]
-            yield from _chunk_moments(
-                job, blocks, chunk, everything, buffers[number], sizes, trained, beside=beside
-            )
+            yield from _chunk_moments(rank, blocks, chunk, everything, buffers[number], beside=beside)
     share = trained.share(sharded=job.plan.shard in SHARDS_GRADIENTS)
     updated = trained.share(sharded=job.plan.shard in SHARDS_STATE)
     update = 0.0 if job.plan.offload or job.plan.servers else sizes.update * updated
@@ -260,13 +244,11 @@ def _moments(
 
 
 def _chunk_moments(
-    job: Job,
+    rank: ShardedRank,
     blocks: Sequence[Block],
     memories: Sequence[BlockMemory],
     everything: float,
     shards: ShardBuffers | None,
-    sizes: Sizes,
-    trained: Held,
     *,
     beside: float,
 ) -> Iterator[_Moment]:
@@ -281,7 +263,7 @@ def _chunk_moments(
         whole = now(shards.forward(i)) if shards else _NOTHING
         left += one.kept
         yield _Moment(phase="forward", kept=left, working=one.forward - one.kept, whole=whole)
-    sharded, gradients = job.plan.shard in SHARDS_GRADIENTS, 0.0
+    sizes, sharded, gradients = rank.sizes, rank.job.plan.shard in SHARDS_GRADIENTS, 0.0
     for i in range(len(blocks) - 1, -1, -1):
         one, block = memories[i], blocks[i]
         whole = now(shards.backward(i)) if shards else _NOTHING
@@ -294,7 +276,7 @@ def _chunk_moments(
             whole=whole,
         )
         left -= one.kept
-        gradients += sizes.fleeting_gradient * _trained_share(block, trained, sharded=sharded)
+        gradients += sizes.fleeting_gradient * _trained_share(block, rank.trained, sharded=sharded)
         whole = now(shards.after(i)) if shards else _NOTHING
         yield _Moment(phase="backward", kept=left, gradients=gradients, whole=whole)
 
@@ -307,32 +289,25 @@ def _trained_share(block: Block, trained: Held, *, sharded: bool) -> float:
     return dense + block.trained_experts / trained.expert_replicas
 
 
-def _shard_buffers(
-    job: Job, graph: OpGraph, blocks: Sequence[Block], profile: Profile, trained: Held
-) -> ShardBuffers | None:
+def _shard_buffers(rank: ShardedRank, blocks: Sequence[Block]) -> ShardBuffers | None:
+    job, graph, profile = rank.job, rank.graph, rank.profile
     if job.plan.shard != "zero3":
         return None
     reduce, tied = item_bytes(job, graph, profile, gradients=True), tied_elements(graph) > 0
-    return ShardBuffers.of(job, blocks, profile, trained, reduce=reduce, tied=tied)
+    return ShardBuffers.of(job, blocks, profile, rank.trained, reduce=reduce, tied=tied)
 
 
 # The allocator
 
 
 def _cached_bytes(
-    job: Job,
-    graph: OpGraph,
-    stage: Stage,
-    profile: Profile,
-    moments: Sequence[_Moment],
-    most: _Moment,
-    *,
-    ahead: float,
+    rank: ShardedRank, moments: Sequence[_Moment], most: _Moment, *, ahead: float
 ) -> tuple[float, float]:
     """Beside tensors, and what of it torch could return to a device that is full: memory of each stream that
     others do not use, split blocks, blocks whose collectives have not run yet, and segments for what fits in
     no block of activations. Segments that expand have neither split blocks nor the last. So many forward
     passes are issued ``ahead``."""
+    job, graph, stage = rank.job, rank.graph, rank.stage
     expands = AllocatorSettings.read(job.workload.training.allocator or "").expandable_segments
     kept = max(moment.kept for moment in moments)
     split = 0.0 if expands else _SPLIT_LOSS * kept
@@ -344,7 +319,7 @@ def _cached_bytes(
         streams = sum(max(column) for column in zip(*parts, strict=True))
     logits = max((logits_bytes(graph, block) for block in stage.blocks), default=0)
     largest = max((weight.elements * ITEM_BYTES[weight.dtype] for weight in stage.weights), default=0)
-    scratch = profile.parameter_copies * largest if largest > logits and not expands else 0.0
+    scratch = rank.profile.parameter_copies * largest if largest > logits and not expands else 0.0
     fetched = ahead and ahead * sum(_fetched_bytes(graph, block.piece) for block in stage.blocks)
     returnable = streams - most.total + fetched + scratch
     return split + returnable, returnable

@@ -17,7 +17,7 @@ Index = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
-class Reads(NamedTuple):
+class ResultReads(NamedTuple):
     """What a stretch takes in which the host reads results, and so waits for the device, from one point to
     another."""
 
@@ -45,7 +45,7 @@ class Span:
     alone_s: float = 0.0
     communication_s: float = 0.0
     """The part of ``device_s`` in which the device waits for its team."""
-    reads: Reads | None = None
+    reads: ResultReads | None = None
     """Where the host waits for the device on the way; None where it does not."""
 
     def __add__(self, other: Span) -> Span:
@@ -55,7 +55,7 @@ class Span:
             alone_s = max(self.alone_s + other.device_s, self.host_s + other.alone_s)
             return Span(host_s, device_s, alone_s, communication_s)
         a, b = self._reads, other._reads
-        reads = Reads(
+        reads = ResultReads(
             max(a.host_s + b.host_s, self.alone_s + b.back_s),
             max(a.back_s + b.host_s, a.device_s + b.back_s),
             max(a.back_s + other.alone_s, a.device_s + b.device_s),
@@ -84,8 +84,8 @@ class Span:
         )
 
     @property
-    def _reads(self) -> Reads:
-        return self.reads or Reads(self.host_s, -math.inf, self.device_s)
+    def _reads(self) -> ResultReads:
+        return self.reads or ResultReads(self.host_s, -math.inf, self.device_s)
 
     @property
     def steady_s(self) -> float:
@@ -115,7 +115,7 @@ def _plain(host_s: Column, device_s: Column) -> Span:
 def _read(before: Span) -> Span:
     """The same stretch, at whose end the host waits for the device."""
     reads = before._reads
-    ended = Reads(max(reads.host_s, before.alone_s), max(reads.back_s, reads.device_s), reads.device_s)
+    ended = ResultReads(max(reads.host_s, before.alone_s), max(reads.back_s, reads.device_s), reads.device_s)
     return replace(before, reads=ended)
 
 

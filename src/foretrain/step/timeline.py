@@ -296,12 +296,12 @@ def _begun_s(slot: Slot) -> float:
 
 def _density(stretches: Sequence[Stretch], points: Column) -> Column:
     """Seconds of work per second between the points."""
-    found = np.zeros(len(points) - 1)
+    density = np.zeros(len(points) - 1)
     for start, end, seconds in stretches:
         first, last = np.searchsorted(points, (start, end))
         if last > first:
-            found[first:last] += seconds / (end - start)
-    return found
+            density[first:last] += seconds / (end - start)
+    return density
 
 
 def _amounting(total: float, density: Column, lengths: Column) -> Column:

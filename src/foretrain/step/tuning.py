@@ -1,4 +1,4 @@
-"""Factors on the parts of a step on many devices, which a calibration finds."""
+"""Holds factors on the parts of a step on many devices, which a calibration finds."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrain.step.schedules import KINDS, Order, Place, order, place
+from foretrain.step.schedules import KINDS, ChunkPlace, Order, order, place
 from foretrain.step.spans import Index
 
 PAIR = "FB"
@@ -18,7 +18,7 @@ NOTHING = -1
 """The message of what stays on its rank, and the time of what takes none: the last one of a list."""
 
 
-class Program(NamedTuple):
+class TurnOrder(NamedTuple):
     """The turns of all ranks in an order in which each is behind those that it needs, column by column."""
 
     stage: list[int]
@@ -45,28 +45,28 @@ def named(schedule: str, stages: int, chunks: int, micro_batches: int) -> list[t
     """The turns of a program that run something: number, stage and name."""
     turns = program(schedule, stages, chunks, micro_batches)
     orders = [list(order(schedule, i, stages, chunks, micro_batches).tasks) for i in range(stages)]
-    found = []
+    rows = []
     for number, (stage, at) in enumerate(zip(turns.stage, turns.task, strict=True)):
         if at != NOTHING:
             own = orders[stage]
             together = own[at : at + 1 + (at + 1 < len(own) and own[at + 1].beside)]
-            found.append((number, stage, " ".join(task.named(chunks) for task in together)))
-    return found
+            rows.append((number, stage, " ".join(task.named(chunks) for task in together)))
+    return rows
 
 
 @functools.lru_cache(maxsize=64)
-def program(schedule: str, stages: int, chunks: int, micro_batches: int) -> Program:
+def program(schedule: str, stages: int, chunks: int, micro_batches: int) -> TurnOrder:
     """The turns of all ranks, each behind those that it needs."""
-    route = _Route(schedule, stages, chunks, micro_batches)
+    route = _MicroBatchRoute(schedule, stages, chunks, micro_batches)
     orders = (order(schedule, stage, stages, chunks, micro_batches) for stage in range(stages))
     waiting = [route.waiting(stage, tasks) for stage, tasks in enumerate(orders)]
     numbers, behind = _in_order(waiting, route)
     joined = (np.concatenate(column)[numbers].tolist() for column in zip(*waiting, strict=True))
     stage, _, _, _, lasting, brought, sent, task = joined
-    return Program(stage, lasting, behind, brought, sent, task)
+    return TurnOrder(stage, lasting, behind, brought, sent, task)
 
 
-def _in_order(waiting: Sequence[_Waiting], route: _Route) -> tuple[list[int], list[int]]:
+def _in_order(waiting: Sequence[_Waiting], route: _MicroBatchRoute) -> tuple[list[int], list[int]]:
     """The turns of all ranks, counted through rank by rank, as they come to run; and the one behind which
     each of them is."""
     made_by = [-1] * route.results
@@ -109,7 +109,7 @@ class _Waiting(NamedTuple):
     task: Index
 
 
-class _Route:
+class _MicroBatchRoute:
     """The way of a micro-batch through the chunks of a pipeline. Results, of forward and then of backward
     passes, are numbered by copy of the model, place in it and micro-batch."""
 
@@ -133,7 +133,7 @@ class _Route:
         links = [self._links(one) for one in self._places[stage]]
         ahead, back = (np.array([link[i] for link in links]) for i in (0, 1))
         needs, brought, makes, sent = np.where(forward, ahead[chunk].T, back[chunk].T)
-        found = _Waiting(
+        unpaired = _Waiting(
             stage=np.full(len(kind), stage),
             needs=np.where((needs == self.none) | weights, self.none, needs + micro_batch),
             makes=np.where(weights, self.nobody, makes + micro_batch),
@@ -143,7 +143,7 @@ class _Route:
             sent=np.where(weights, NOTHING, sent),
             task=np.arange(len(kind)),
         )
-        return self._paired(found, np.flatnonzero(beside)) if beside.any() else found
+        return self._paired(unpaired, np.flatnonzero(beside)) if beside.any() else unpaired
 
     def _paired(self, turns: _Waiting, second: Index) -> _Waiting:
         """Two that run together as one turn, that of the first: before it, the rank waits for what the second
@@ -158,20 +158,20 @@ class _Route:
         turns.lasting[second] = turns.brought[second] = turns.task[second] = NOTHING
         return _Waiting(*(np.insert(column, first, gate) for column, gate in zip(turns, gates, strict=True)))
 
-    def _links(self, here: Place) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+    def _links(self, here: ChunkPlace) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
         """Of forward and of backward passes at a place: the result that they need, the message that brings
         it, the one that they make, and the message that takes it away."""
-        above, below = (Place(here.copy, here.number + by) for by in (-1, 1))
+        above, below = (ChunkPlace(here.copy, here.number + by) for by in (-1, 1))
         made, made_back = self._result(here), self._backward + self._result(here)
         up, down = self._message(here, above), self._message(here, below)
         first = self._result(above) if above in self._stage_at else self.none
         last = self._backward + self._result(below) if below in self._stage_at else made
         return (first, up, made, down), (last, down, made_back, up)
 
-    def _result(self, here: Place) -> int:
+    def _result(self, here: ChunkPlace) -> int:
         return (here.copy * self._length + here.number) * self._micro_batches
 
-    def _message(self, one: Place, other: Place) -> int:
+    def _message(self, one: ChunkPlace, other: ChunkPlace) -> int:
         """Between two places, numbered by the first of them; none inside a rank and at the ends."""
         apart = self._stage_at.get(other) not in (None, self._stage_at[one])
         return min(one.number, other.number) if apart else NOTHING
@@ -182,7 +182,7 @@ def _step_past(
     position: Sequence[int],
     wanted: Sequence[Sequence[Sequence[int]]],
     made_by: Sequence[int],
-    route: _Route,
+    route: _MicroBatchRoute,
 ) -> bool:
     """Where all stages wait for one another, a stage takes its first task that can run: the last group of
     micro-batches of an interleaved schedule may be smaller than the pipeline. Whether there was one."""

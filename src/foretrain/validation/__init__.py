@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PublishedFigure:
     """A published figure beside its forecast."""
 
     table: str
@@ -40,7 +40,7 @@ def validate(
     predictor: str = DEFAULT,
     processes: int = 1,
     progress: Progress = lambda done, total: None,
-) -> tuple[list[Row], Evaluation]:
+) -> tuple[list[PublishedFigure], Evaluation]:
     """Forecast the rows of tables (all, where none is named); no predictor has learned from any."""
     for name in names:
         if name not in tables():
@@ -53,9 +53,9 @@ def validate(
     return [_row(one, provenance[one.runs_file, one.line]) for one in scored.runs], scored
 
 
-def _row(one: Comparison, provenance: Mapping[str, Any]) -> Row:
+def _row(one: Comparison, provenance: Mapping[str, Any]) -> PublishedFigure:
     caveats = [*provenance.get("inferred", ()), *([provenance["note"]] if "note" in provenance else [])]
-    return Row(
+    return PublishedFigure(
         table=f"{Path(one.runs_file).stem}, {provenance['table']}",
         label=provenance["label"],
         source=provenance["source"],

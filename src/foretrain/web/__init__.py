@@ -3,6 +3,6 @@ them in a browser."""
 
 from foretrain.web.page import write_page
 from foretrain.web.plans import plan_table
-from foretrain.web.table import Table, forecast_table
+from foretrain.web.table import ForecastTable, forecast_table
 
-__all__ = ["Table", "forecast_table", "plan_table", "write_page"]
+__all__ = ["ForecastTable", "forecast_table", "plan_table", "write_page"]

@@ -146,13 +146,13 @@ def _words(side: int, marks: Mapping[str, float]) -> str:
     middle = (side + _EDGE - _RIM) // 2
     below = f'x="{middle}" y="{side - _EDGE + 36}"'
     beside = f'x="14" y="{side - middle}" transform="rotate(-90 14 {side - middle})"'
-    told = "".join(
+    labels = "".join(
         f'<text x="{at:.0f}" y="{side - _EDGE + 16}" text-anchor="middle">{mark}</text>'
         f'<text x="{_EDGE - 6}" y="{side - at + 4:.0f}" text-anchor="end">{mark}</text>'
         for mark, at in marks.items()
     )
     return (
-        f'{told}<text {below} text-anchor="middle">measured step time</text>'
+        f'{labels}<text {below} text-anchor="middle">measured step time</text>'
         f'<text {beside} text-anchor="middle">forecast step time</text>'
     )
 

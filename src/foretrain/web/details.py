@@ -44,7 +44,7 @@ def details(forecast: Forecast, predictor: Predictor | None = None, *, fine: boo
     step = forecast.step
     if step is None:
         return {}
-    found: dict[str, Any] = {
+    sections: dict[str, Any] = {
         "parts": parts(step),
         "timeline": timeline(step, FINE_SPANS if fine else COARSE_SPANS, fine=fine),
         "derivation": derivation(forecast, step, predictor),
@@ -52,12 +52,12 @@ def details(forecast: Forecast, predictor: Predictor | None = None, *, fine: boo
     if fine and len(step.layout.stages) == 1:
         drawn = Timeline.of(step)
         if drawn.holds_all_buffers:
-            found["memory_over_step"] = memory_over_step(drawn)
+            sections["memory_over_step"] = memory_over_step(drawn)
     if len(forecast.ranks) > 1:
-        found["stages"] = [
+        sections["stages"] = [
             {"stage": rank.stage, "by_category": dict(rank.by_category)} for rank in forecast.ranks
         ]
-    return found
+    return sections
 
 
 # The parts of a step
@@ -237,7 +237,7 @@ def memory_over_step(drawn: Timeline) -> dict[str, Any]:
 def derivation(forecast: Forecast, step: Step, predictor: Predictor | None) -> dict[str, Any]:
     """Figures between operators and the time of a step that the forecast's quantities do not have."""
     job, causes = forecast.job, step.causes_s
-    found: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "kernels": step.kernels,
         "micro_batches": job.accumulation,
         "stages": len(step.layout.stages),
@@ -247,7 +247,7 @@ def derivation(forecast: Forecast, step: Step, predictor: Predictor | None) -> d
         "calibration": predictor.time_factor(job) if isinstance(predictor, RatingPredictor) else 1.0,
     }
     shares = _roofline(step, getattr(predictor, "costs", None))
-    return found if shares is None else {**found, **shares}
+    return shown if shares is None else {**shown, **shares}
 
 
 def _roofline(step: Step, costs: object) -> dict[str, float] | None:

@@ -15,20 +15,20 @@ from foretrain.planner.outcome import Option, Plans
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.evidence import with_evidence
 from foretrain.report.plans import cluster_words, heading, nothing_lines, plan_words, search_lines, verdicts
-from foretrain.web.table import SECONDS, Table, fill
+from foretrain.web.table import SECONDS, ForecastTable, fill
 from foretrain.web.views import Choices, of_jobs
 
 
 def plan_table(
     plans: Plans, predictor: Predictor, *, seconds: float = SECONDS, catalog: Catalog | None = None
-) -> Table | None:
+) -> ForecastTable | None:
     """Every option that was forecast, then other batches and clusters of their plans; None where nothing was
     found."""
     options = options_of(plans)
     if not options:
         return None
     choices = of_jobs([option.job for option in options], catalog or Catalog.load())
-    table = Table(choices=choices, predictor=predictor.name)
+    table = ForecastTable(choices=choices, predictor=predictor.name)
     target = plans.target if plans.target in TARGETS else None
     for number, option in enumerate(options):
         view = choices.view_of(option.job)

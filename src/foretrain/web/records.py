@@ -28,13 +28,13 @@ def record(forecast: Forecast, predictor: Predictor | None = None, *, fine: bool
     """The forecast as its JSON has it, without what no page shows, and ``details`` of the step; ``fine``
     draws single calls."""
     document = forecast.to_dict(breakdown=False)
-    found = {name: document[name] for name in _SECTIONS if name in document}
+    sections = {name: document[name] for name in _SECTIONS if name in document}
     kept = {name: one for name in QUANTITIES if (one := document["quantities"].get(name)) is not None}
     need = forecast.fullest
     return {
         "job": {name: section for name, section in document["job"].items() if name != "model"},
         "quantities": kept,
-        **found,
+        **sections,
         "flops": _work(document["flops"]),
         "needed_memory_bytes": None if need is None else need.to_dict(),
         "usable_memory_bytes": forecast.usable_memory_bytes,

@@ -30,7 +30,7 @@ MOST_BYTES = 4_200_000
 
 
 @dataclass(kw_only=True)
-class Table:
+class ForecastTable:
     """Forecasts by combination, packed, and why others were refused."""
 
     choices: Choices
@@ -143,18 +143,18 @@ def forecast_table(
     seconds: float = SECONDS,
     catalog: Catalog | None = None,
     extra: Mapping[str, Any] | None = None,
-) -> Table:
+) -> ForecastTable:
     """A job's forecast with usual changes of it around."""
     parameters = None if forecast.flops is None else forecast.flops.parameters
     choices = around(forecast.job, catalog or Catalog.load(), parameters=parameters)
-    table = Table(choices=choices, predictor=predictor.name, extra=dict(extra or {}))
+    table = ForecastTable(choices=choices, predictor=predictor.name, extra=dict(extra or {}))
     table.add(choices.start, forecast, predictor, fine=True)
     fill(table, predictor, seconds)
     return table
 
 
 def fill(
-    table: Table, predictor: Predictor, seconds: float, *, clock: Callable[[], float] = time.monotonic
+    table: ForecastTable, predictor: Predictor, seconds: float, *, clock: Callable[[], float] = time.monotonic
 ) -> None:
     """Add combinations, the most useful first, until time is up or the page is full.
 

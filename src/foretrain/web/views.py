@@ -115,7 +115,7 @@ class Choices:
     def views(self) -> list[View]:
         """All combinations, those first that people look at first: one change before two, the job's own batch
         before others."""
-        found = [
+        all_views = [
             View(batch=batch, device=device, count=count, precision=precision, plan=plan)
             for device in self.devices
             for count in self.counts
@@ -124,7 +124,7 @@ class Choices:
             for batch in self.batches
         ]
         start = self.start
-        return sorted(found, key=lambda view: _lateness(view, start))
+        return sorted(all_views, key=lambda view: _lateness(view, start))
 
 
 def _lateness(view: View, start: View) -> float:
@@ -181,13 +181,13 @@ def batches_around(job: Job) -> tuple[int, ...]:
     """The job's own batch, doubled and halved a few times, as far as whole samples go to every rank."""
     own = job.workload.training.global_batch
     least = (job.plan.data or 1) * (job.plan.micro_batch or 1)
-    found = {own}
+    batches = {own}
     for doublings in range(-_DOUBLINGS, _DOUBLINGS + 1):
         size = own * 2.0**doublings
         unit = least if size >= least else 1
         if size >= 1:
-            found.add(max(1, round(size / unit)) * unit)
-    return tuple(sorted(found))
+            batches.add(max(1, round(size / unit)) * unit)
+    return tuple(sorted(batches))
 
 
 def _counts(own: int) -> list[int]:
@@ -231,10 +231,10 @@ def _plan_words(plan: Plan) -> tuple[str, ...]:
     words += [shard] if shard else []
     words += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
     words += [f"micro-batch {plan.micro_batch}"] if plan.micro_batch else []
-    told = {"data", "shard", "recompute", "micro_batch", *_DEGREES}
+    named_elsewhere = {"data", "shard", "recompute", "micro_batch", *_DEGREES}
     for one in dataclasses.fields(Plan):
         value, usual = getattr(plan, one.name), one.default
-        if one.name not in told and value != usual:
+        if one.name not in named_elsewhere and value != usual:
             name = one.name.replace("_", " ")
             words.append(name if value is True else f"{name} {_value_words(value)}")
     return tuple(words)

@@ -1,5 +1,5 @@
-"""Collectives as operators that the tracer records: each has the name of the collective, and its group as
-overload.
+"""Defines collectives as operators that the tracer records: each has the name of the collective, and its
+group as overload.
 
 A communication of a parallel layer is a pair, one collective forward and one backward (Shoeybi et al. 2019,
 Korthikanti et al. 2022).

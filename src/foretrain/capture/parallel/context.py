@@ -1,4 +1,4 @@
-"""Context parallelism: a rank has its part of every sequence, and its queries meet the keys and values of all
+"""Splits sequences over the ranks of context parallelism: a rank's queries meet the keys and values of all
 ranks.
 
 Keys and values are all-gathered before attention and again before its backward pass, whose results are

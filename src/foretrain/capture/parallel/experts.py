@@ -1,4 +1,5 @@
-"""Expert parallelism: a rank keeps its part of every layer's experts, and tokens travel to them and back."""
+"""Deals experts out to the ranks of expert parallelism: a rank keeps its part of every layer's, and tokens
+travel to them and back."""
 
 from __future__ import annotations
 

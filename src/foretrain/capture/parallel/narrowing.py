@@ -1,5 +1,5 @@
-"""Layers of a module narrowed to one tensor-parallel rank: weights, and the attributes from which the module
-makes its shapes."""
+"""Narrows the layers of a module to one tensor-parallel rank: their weights, and the attributes from which
+the module makes its shapes."""
 
 from __future__ import annotations
 

@@ -93,12 +93,7 @@ def _trace(
         loaded = _load(job, batch)
     module = loaded.module
     info = {**info, "model_parameters": parameter_counts(module)}
-    if training.framework != "pytorch" or plan.expert > 1 or plan.tensor > 1:
-        route_tokens(module)
-    if training.framework not in LIBRARY_CODE:
-        route_in_low_precision(module)
-    if training.framework == "megatron" and job.trains:
-        fuse_rotations(module)
+    _run_as_the_framework(module, job)
     split = split_experts(module, job)
     tensor = TensorParallel.of(
         job,
@@ -146,14 +141,24 @@ def _trace(
             raise _NotByLayers
         stack = None
     context.check(job.workload.model.label)
-    info = (
-        {**graph.info, "assumptions": notes}
-        if (notes := _assumptions(plan, graph, loaded, tensor, switched))
-        else graph.info
-    )
-    info = {**info, "compile": True} if loaded.compiled else info
-    info = {**info, "windows": windows} if (windows := _windows(module, training.sequence)) else info
+    info = {
+        **graph.info,
+        **({"assumptions": notes} if (notes := _assumptions(plan, graph, loaded, tensor, switched)) else {}),
+        **({"compile": True} if loaded.compiled else {}),
+        **({"windows": windows} if (windows := _windows(module, training.sequence)) else {}),
+    }
     return dataclasses.replace(graph, weights=weights, stack=stack, parameters=parameters, info=info)
+
+
+def _run_as_the_framework(module: torch.nn.Module, job: Job) -> None:
+    """Have experts and rotations of a module run as the job's framework runs them."""
+    training, plan = job.workload.training, job.plan
+    if training.framework != "pytorch" or plan.expert > 1 or plan.tensor > 1:
+        route_tokens(module)
+    if training.framework not in LIBRARY_CODE:
+        route_in_low_precision(module)
+    if training.framework == "megatron" and job.trains:
+        fuse_rotations(module)
 
 
 def _check_adapter(job: Job) -> None:

@@ -1,5 +1,5 @@
-"""The list of repeated blocks of a deep model: which of them are alike, and the model with only its distinct
-ones."""
+"""Finds the list of repeated blocks of a deep model, tells which of them are alike, and cuts the model down
+to its distinct ones."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _INTERNAL = frozenset(vars(nn.Module())) | {"forward"}
 
 def block_lists(module: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
     """The outermost lists of modules, by path; lists inside the members of another one are left out."""
-    found: dict[str, nn.ModuleList | nn.Sequential] = {}
+    lists: dict[str, nn.ModuleList | nn.Sequential] = {}
     for path, child in module.named_modules():
-        inside = any(path.startswith(f"{other}.") for other in found)
+        inside = any(path.startswith(f"{other}.") for other in lists)
         if isinstance(child, nn.ModuleList | nn.Sequential) and len(child) and path and not inside:
-            found[path] = child
-    return found
+            lists[path] = child
+    return lists
 
 
 def find_stack(module: nn.Module) -> Stack | None:

@@ -1,5 +1,5 @@
-"""Tensor and sequence parallelism: the layers of a model narrowed to one rank's part, with the collectives
-between them.
+"""Narrows the layers of a model to one rank's part under tensor and sequence parallelism, with the
+collectives between them.
 
 Column layers give part of their outputs, row layers sum over the group (Shoeybi et al. 2019). With sequence
 parallelism, what lies between holds its part of the sequence (Korthikanti et al. 2022): gathered before

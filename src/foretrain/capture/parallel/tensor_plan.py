@@ -1,5 +1,5 @@
-"""Which layers of a model are cut by columns, by rows or by vocabulary: the user's word, the library's own
-plan, and names in common use."""
+"""Decides which layers of a model are cut by columns, by rows or by vocabulary: by the user's word, the
+library's own plan, or names in common use."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _shaped_roles(
         owner = names.get(path, path).rpartition(".")[0]
         if isinstance(child, nn.Linear) and "*" in _generic(owner) and path not in beside:
             families.setdefault(owner, []).append((path, child))
-    found: dict[str, str] = {}
+    all_roles: dict[str, str] = {}
     for layers in families.values():
         (*firsts, (last_path, last)) = layers
         makes = [layer.out_features for _, layer in firsts]
@@ -108,8 +108,8 @@ def _shaped_roles(
         if firsts and alike and max(makes) >= last.in_features and roles.get(last_path, "row") == "row":
             shaped = dict.fromkeys((path for path, _ in firsts), "column") | {last_path: "row"}
             if all(roles.get(path, role) == role for path, role in shaped.items()):
-                found |= shaped
-    return found
+                all_roles |= shaped
+    return all_roles
 
 
 def _given_role(path: str, given: Mapping[str, str]) -> str | None:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from foretrain.capture.tracing.constants import tensors_in
+from foretrain.capture.tracing.nested import tensors_in
 
 _RATIO = "_whole_over_part"
 

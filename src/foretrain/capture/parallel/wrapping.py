@@ -1,5 +1,5 @@
-"""Changes to what a module is called with, returns and keeps, made around its ``forward``: its operators stay
-those of the module."""
+"""Changes what a module is called with, returns and keeps, around its ``forward``: its operators stay those
+of the module."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def keeping_parts(
     """Gather what a module is called with; its ``layers`` keep the part for the backward pass, where it is
     gathered again."""
     forward = module.forward
-    running: list[_Part] = []
+    running: list[_GatheredPart] = []
 
     @functools.wraps(forward)
     def changed(*args: Any, **kwargs: Any) -> Any:
         part, call = _first_argument(forward, args, kwargs)
         whole = gather(part)
-        running.append(_Part(part, whole, gather_again))
+        running.append(_GatheredPart(part, whole, gather_again))
         try:
             return call(whole)
         finally:
@@ -72,7 +72,7 @@ def keeping_parts(
         _keep_part(layer, running)
 
 
-def _keep_part(layer: nn.Module, running: list[_Part]) -> None:
+def _keep_part(layer: nn.Module, running: list[_GatheredPart]) -> None:
     forward = layer.forward
 
     @functools.wraps(forward)
@@ -93,7 +93,7 @@ def _first_argument(
     return kwargs[name], lambda changed: forward(**{**kwargs, name: changed})
 
 
-class _Part:
+class _GatheredPart:
     """Stands for the gathered tensor among those that autograd keeps; layers that share it gather it once."""
 
     def __init__(self, part: torch.Tensor, whole: torch.Tensor, gather: Change) -> None:

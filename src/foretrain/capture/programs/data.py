@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, DataLoader
 
-from foretrain.capture.tracing.constants import tensors_in
+from foretrain.capture.tracing.nested import tensors_in
 
 _DROP_LAST = 7
 """The place of that option among those of a loader, behind dataset and batch size."""

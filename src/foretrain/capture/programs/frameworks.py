@@ -1,4 +1,5 @@
-"""Steps that training frameworks make around a user's code: Lightning's and Hugging Face's trainers."""
+"""Runs the steps that training frameworks make around a user's code: those of Lightning's and Hugging Face's
+trainers."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader
 from foretrain.capture.programs.pretence import Quiet
 from foretrain.capture.sources.loaded import own_loss
 from foretrain.capture.sources.zoo import installed
-from foretrain.capture.tracing.constants import map_tensors
+from foretrain.capture.tracing.nested import map_tensors
 from foretrain.errors import CaptureError
 
 Settings = dict[str, Any]

@@ -31,7 +31,7 @@ from foretrain.capture.programs.frameworks import (
     run_lightning,
     watched_trainers,
 )
-from foretrain.capture.programs.runner import Program
+from foretrain.capture.programs.runner import RunningProgram
 from foretrain.capture.programs.scratch import nothing_written
 from foretrain.capture.programs.stand_ins import standing_in
 from foretrain.capture.programs.targets import Kind, imported, is_batch_name, is_data, kind_of, read_source
@@ -40,8 +40,8 @@ from foretrain.capture.sources.inputs import default_inputs
 from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, building, own_loss
 from foretrain.capture.sources.user_files import beside, loaded_file
 from foretrain.capture.sources.zoo import mended_imports
+from foretrain.capture.tracing.failures import FOLLOWED
 from foretrain.capture.tracing.optimizers import optimizer_of
-from foretrain.capture.tracing.recorder import FOLLOWED
 from foretrain.capture.tracing.values import with_values_if_needed
 from foretrain.errors import CaptureError, InputError, first_line
 from foretrain.graph import OpGraph
@@ -81,7 +81,7 @@ def trace_program(
 
     def run(loaders: tuple[int, int] | None, with_values: bool) -> tuple[OpGraph, int | None]:
         dtype = AUTOCAST_DTYPES.get(training.precision) if cast else None
-        program = Program(loaders, dtype, text="".join(_texts(path)), with_values=with_values)
+        program = RunningProgram(loaders, dtype, text="".join(_texts(path)), with_values=with_values)
         if with_values:
             program.note(FOLLOWED)
         decided = Settings()
@@ -171,7 +171,7 @@ class _Launch:
         args: dict[str, Any],
         training: Training,
         samples: int | None,
-        program: Program,
+        program: RunningProgram,
         settings: Settings,
     ) -> None:
         self.path, self.target, self.kind, self.args = path, target, kind, args

@@ -24,9 +24,11 @@ from foretrain.capture.programs.data import Data
 from foretrain.capture.programs.pretence import OneReplica, pretending
 from foretrain.capture.programs.script_device import InScript
 from foretrain.capture.tracing.checkpoints import cast_anew, followed_checkpoints
-from foretrain.capture.tracing.constants import Constants, tensors_in
+from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.cuda import casting, casting_to, cuda_behaviour, forget_casts
-from foretrain.capture.tracing.recorder import DTYPES, Recorder, error_context
+from foretrain.capture.tracing.failures import error_context
+from foretrain.capture.tracing.nested import tensors_in
+from foretrain.capture.tracing.recorder import DTYPES, OperatorRecorder
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph, Weight
 from foretrain.options import optimizer_name
@@ -64,7 +66,7 @@ class _Habits:
     root_calls: int = 0
 
 
-class Program:
+class RunningProgram:
     """A training program while it runs; ``trace`` is called once."""
 
     def __init__(
@@ -78,7 +80,7 @@ class Program:
         self._text = text
         self.constants = Constants(everything=with_values)
         self.data = Data(loaders)
-        self._recorder = Recorder(None, (), self.constants)
+        self._recorder = OperatorRecorder(None, (), self.constants)
         self._recorder.on = False
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._marks: list[_Mark] = []
@@ -334,16 +336,16 @@ class Program:
 
     def _training(self, samples: int, tokens: int) -> dict[str, Any]:
         """The fields of a job that the program decides."""
-        found: dict[str, Any] = {"global_batch": samples, "precision": self._precision()}
+        training: dict[str, Any] = {"global_batch": samples, "precision": self._precision()}
         if tokens:
-            found["sequence"] = tokens // samples
+            training["sequence"] = tokens // samples
         if (name := self._optimizer_name()) is not None:
-            found["optimizer"] = name
+            training["optimizer"] = name
         if self._habits.compiles:
-            found["compile"] = self._habits.compiles
+            training["compile"] = self._habits.compiles
         if self.data.size is not None:
-            found["samples"] = self.data.size
-        return found
+            training["samples"] = self.data.size
+        return training
 
     def _precision(self) -> str:
         casts = self._habits.casts

@@ -12,8 +12,9 @@ import torch
 from torch.utils._device import _device_constructors
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from foretrain.capture.tracing.constants import Constants, map_tensors, tensors_in, together
+from foretrain.capture.tracing.constants import Constants, together
 from foretrain.capture.tracing.devices import OnMeta, is_of
+from foretrain.capture.tracing.nested import map_tensors, tensors_in
 
 _READ = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__format__}
 _MAY_REQUIRE_GRAD = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]

@@ -206,13 +206,13 @@ def _configurations(note: Callable[[str], None]) -> Callable[[Any, Any, Mapping[
             return original(str(name), **more)
         from foretrain.model_names import find_preset
 
-        found = find_preset(str(name))
-        if found is None or found["source"] != "transformers":
+        preset = find_preset(str(name))
+        if preset is None or preset["source"] != "transformers":
             raise InputError(
                 f"model {name!r}: is neither a folder nor one of `foretrain catalog models`, and nothing is "
                 "downloaded; save its config.json in a folder of that name"
             )
-        fields = dict(found["config"])
+        fields = dict(preset["config"])
         note(f"{name}: made from its configuration, without its weights")
         made = transformers.AutoConfig.for_model(fields.pop("model_type"), **{**fields, **more})
         if (

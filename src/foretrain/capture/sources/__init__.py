@@ -1,1 +1,2 @@
-"""Where models come from: timm, torchvision, transformers, diffusion models, Python files, ONNX files."""
+"""Builds models wherever they come from: timm, torchvision, transformers, diffusion models, Python files,
+ONNX files."""

@@ -33,7 +33,7 @@ def with_adapter(module: nn.Module, adapter: Adapter, precision: str) -> list[st
     if adapter.base is not None:
         _keep_in(module, _FORMATS[adapter.base])
     trained = adapter.modules_to_save or _heads(module)
-    targets = [name for name in _targets(module, adapter, trained) if not _is_in(name, trained)]
+    targets = [name for name in _targets(module, adapter) if not _is_in(name, trained)]
     if not targets:
         raise InputError(
             f"training.adapter.targets: {'+'.join(adapter.listed)!r} is no layer of {type(module).__name__}"
@@ -87,7 +87,7 @@ def _each(module: nn.Module, *kinds: type[nn.Module]) -> list[str]:
     return [name for name, one in found if name and isinstance(one, kinds) and not isinstance(one, unused)]
 
 
-def _targets(module: nn.Module, adapter: Adapter, trained: tuple[str, ...]) -> list[str]:
+def _targets(module: nn.Module, adapter: Adapter) -> list[str]:
     if adapter.targets == ALL_LINEAR:
         head = _output_layer(module)
         return [name for name in _each(module, nn.Linear, _conv1d()) if name != head]

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from foretrain.capture.sources.zoo import quiet_zoo_import
-from foretrain.library_changes import ATTENTION, POSITION_BIAS, SOFTCAP, Change
+from foretrain.library_changes import ATTENTION, POSITION_BIAS, SOFTCAP, LibraryChange
 
 
 @contextlib.contextmanager
-def as_before(undone: Iterable[Change]) -> Iterator[None]:
+def as_before(undone: Iterable[LibraryChange]) -> Iterator[None]:
     """While the block runs, libraries behave as before these changes."""
     with contextlib.ExitStack() as stack:
         for change in undone:

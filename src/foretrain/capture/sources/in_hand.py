@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from foretrain.capture.sources.inputs import default_inputs
 from foretrain.capture.sources.loaded import Loss
-from foretrain.capture.tracing.constants import map_tensors, tensors_in
+from foretrain.capture.tracing.nested import map_tensors, tensors_in
 from foretrain.capture.tracing.optimizers import usual_settings
 from foretrain.errors import CaptureError, InputError
 from foretrain.options import optimizer_name, optimizer_settings, unwrapped_optimizer
@@ -290,17 +290,17 @@ def settings_of(optimizer: Any) -> tuple[dict[str, Any], str]:
     if optimizer is None or isinstance(optimizer, str):
         return {}, ""
     given, usual = optimizer_settings(optimizer), usual_settings(optimizer_name(optimizer))
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         name: value if given[name] else type(value)()
         for name, value in _SHAPING.items()
         if name in given and name in usual and bool(given[name]) != bool(usual[name])
     }
-    said = [f"{name} {given[name]}" for name in found]
-    if given.get("foreach") is False or found.get("fused"):
-        found["foreach"] = False
-        said += ["foreach False"] if not found.get("fused") else []
+    said = [f"{name} {given[name]}" for name in settings]
+    if given.get("foreach") is False or settings.get("fused"):
+        settings["foreach"] = False
+        said += ["foreach False"] if not settings.get("fused") else []
     return (
-        found,
+        settings,
         f"{optimizer_name(optimizer)} with {', '.join(said)}" if said else "",
     )
 

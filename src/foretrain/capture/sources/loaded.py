@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from foretrain.capture.sources.quantised import packed_away
-from foretrain.capture.tracing.constants import Answering, Constants, tensors_in
+from foretrain.capture.tracing.constants import Answering, Constants
 from foretrain.capture.tracing.devices import OnMeta, Unfilled
+from foretrain.capture.tracing.nested import tensors_in
 from foretrain.errors import CaptureError, ForetrainError, first_line
 from foretrain.tracebacks import raised_at
 

@@ -157,7 +157,7 @@ class _ChunkScan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, dt, a, b, c, d, bias = ctx.saved_tensors
-        dx, ddt, db, dc = _chunk_scan_backward(gradients[0], x, dt, a, b, c, d, bias, ctx.chunk)
+        dx, ddt, db, dc = _chunk_scan_backward(gradients[0], x, dt, a, b, c, bias, ctx.chunk)
         small = [None if one is None else _like(one) for one in (d, bias)]
         return dx, ddt, _like(a), db, dc, *small, None
 
@@ -192,7 +192,7 @@ class _SplitScan(torch.autograd.Function):
         x, b, c = _heads(run_convolution(joined.transpose(1, 2), weight, conv_bias), ctx.sizes)
         to_scan, _ = _call("gated_norm_backward", gradients[0], scanned.flatten(2), z, norm, scale)
         to_x, _, _, _ = _chunk_scan_backward(
-            to_scan.unflatten(2, x.shape[2:]), x, dt, a, b, c, d, bias, ctx.sizes[-1]
+            to_scan.unflatten(2, x.shape[2:]), x, dt, a, b, c, bias, ctx.sizes[-1]
         )
         del to_x
         run_convolution_backward(joined.transpose(1, 2), joined.transpose(1, 2), weight, conv_bias)
@@ -237,7 +237,6 @@ def _chunk_scan_backward(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-    d: torch.Tensor | None,
     bias: torch.Tensor | None,
     chunk: int,
 ) -> tuple[torch.Tensor, ...]:

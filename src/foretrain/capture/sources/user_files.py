@@ -34,7 +34,8 @@ from foretrain.capture.sources.wrapped import (
     without_compile,
 )
 from foretrain.capture.sources.zoo import mended_imports
-from foretrain.capture.tracing.constants import Constants, tensors_in
+from foretrain.capture.tracing.constants import Constants
+from foretrain.capture.tracing.nested import tensors_in
 from foretrain.errors import CaptureError, InputError, unknown
 from foretrain.workload import Workload
 
@@ -42,6 +43,7 @@ from foretrain.workload import Workload
 
 
 def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
+    """Build what a function of a user's file gives, with its inputs and loss or the usual ones."""
     model, training = workload.model, workload.training
     assert model.name is not None
     path, function = located(model.name, workload.base)

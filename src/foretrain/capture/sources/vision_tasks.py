@@ -24,7 +24,7 @@ _FLOW_DECAY = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class VisionTask:
     """What a model is given where the job does not say."""
 
     kind: str
@@ -33,7 +33,7 @@ class Task:
     """Of a clip; 0 where the input is an image."""
 
     @classmethod
-    def of(cls, name: str, module: str, args: Mapping[str, Any]) -> Task:
+    def of(cls, name: str, module: str, args: Mapping[str, Any]) -> VisionTask:
         """The task of a torchvision model by its name, the Python module that builds it, and its
         arguments."""
         kind = module.split(".")[-2]
@@ -63,7 +63,7 @@ _FRAMES = {"s3d": 64, "swin3d_t": 32, "swin3d_s": 32, "swin3d_b": 32}
 
 
 def load_task(
-    task: Task, module: torch.nn.Module, batch: int, image: Size | None, mode: str, device: str
+    task: VisionTask, module: torch.nn.Module, batch: int, image: Size | None, mode: str, device: str
 ) -> LoadedModel:
     """The model with inputs for its task, and its loss."""
     size = image or task.image

@@ -18,8 +18,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from foretrain.capture.programs.pretence import DISTRIBUTED_ANSWERS, answering
 from foretrain.capture.sources.loaded import building
-from foretrain.capture.tracing.constants import map_tensors
 from foretrain.capture.tracing.devices import OnMeta
+from foretrain.capture.tracing.nested import map_tensors
 
 _ORIGINAL = "_torchdynamo_orig_callable"
 """Where a compiled function keeps the one that it was made of."""

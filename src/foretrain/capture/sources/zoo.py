@@ -19,7 +19,7 @@ import torch
 
 from foretrain.capture.sources.loaded import LoadedModel, build_on, building, classifier_loss, numbers
 from foretrain.capture.sources.torchvision_ops import follow_operators, import_with_operators
-from foretrain.capture.sources.vision_tasks import Size, Task, load_task
+from foretrain.capture.sources.vision_tasks import Size, VisionTask, load_task
 from foretrain.errors import CaptureError, ForetrainError, InputError, first_line, unknown
 from foretrain.workload import Training, Workload
 
@@ -29,6 +29,7 @@ _NOT_LOADED = "pretrained weights are not loaded: they change no shape"
 
 
 def load_timm(workload: Workload, batch: int, device: str) -> LoadedModel:
+    """Build a model of timm for images of the job's size, or of the model's own."""
     timm = import_zoo("timm")
     name, training = workload.model.name, workload.training
     assert name is not None
@@ -81,6 +82,7 @@ def _timm_module(
 
 
 def load_torchvision(workload: Workload, batch: int, device: str) -> LoadedModel:
+    """Build a model of torchvision with what its task takes: images, clips, pairs of frames, targets."""
     models = import_zoo("torchvision").models
     name, training = workload.model.name, workload.training
     assert name is not None
@@ -88,7 +90,7 @@ def load_torchvision(workload: Workload, batch: int, device: str) -> LoadedModel
         raise unknown("model.name", name, models.list_models(), "a torchvision model;")
     builder = models.get_model_builder(name)
     arguments = _class_argument(workload.model.args, training)
-    task = Task.of(name, builder.__module__, arguments)
+    task = VisionTask.of(name, builder.__module__, arguments)
     arguments.pop("frames", None)
     arguments = {**_size_arguments(name, task, training.image_shape), **arguments}
     with building(f"model {name}"), _named_arguments(builder), _no_downloads(models):
@@ -100,7 +102,7 @@ def load_torchvision(workload: Workload, batch: int, device: str) -> LoadedModel
     return dataclasses.replace(loaded, notes=(*notes, *loaded.notes))
 
 
-def _size_arguments(name: str, task: Task, image: Size | None) -> dict[str, Any]:
+def _size_arguments(name: str, task: VisionTask, image: Size | None) -> dict[str, Any]:
     """What a constructor must be told of the images; those of the inceptions would fill their weights."""
     size = image or task.image
     if name.startswith("vit_"):

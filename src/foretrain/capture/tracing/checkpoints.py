@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint as checkpoints
 
 from foretrain.capture.tracing.cuda import casting, casting_to, forget_casts
-from foretrain.capture.tracing.recorder import Recorder
+from foretrain.capture.tracing.recorder import OperatorRecorder
 
 _OF_CHECKPOINT, _OF_RECOMPUTATION, _OF_POLICY = 11, 20, 3
 """What a checkpoint does on the host when it is made and when it recomputes (contexts, states of random
@@ -24,7 +24,7 @@ Region = Callable[[torch.dtype | None], contextlib.AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
-def followed_checkpoints(recorder: Recorder, region: Region) -> Iterator[None]:
+def followed_checkpoints(recorder: OperatorRecorder, region: Region) -> Iterator[None]:
     """Tell the recorder what the checkpoints that are made meanwhile, of either kind, compute again."""
 
     def told(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,7 +51,7 @@ def followed_checkpoints(recorder: Recorder, region: Region) -> Iterator[None]:
         yield
 
 
-def _counted_hooks(recorder: Recorder, name: str) -> Callable[..., Any]:
+def _counted_hooks(recorder: OperatorRecorder, name: str) -> Callable[..., Any]:
     """The hooks of torch by that name, by which checkpoints see each tensor that is saved and asked for."""
     kind = getattr(checkpoints, name)
 
@@ -68,7 +68,7 @@ def _counted_hooks(recorder: Recorder, name: str) -> Callable[..., Any]:
     return make
 
 
-def _counted_policy(recorder: Recorder, mode: Any) -> Callable[..., Any]:
+def _counted_policy(recorder: OperatorRecorder, mode: Any) -> Callable[..., Any]:
     """What a mode of selective checkpointing does with an operator."""
     dispatch = mode.__torch_dispatch__
 
@@ -80,8 +80,8 @@ def _counted_policy(recorder: Recorder, mode: Any) -> Callable[..., Any]:
 
 
 def _run(
-    recorder: Recorder, region: Region, layer: str, dtype: torch.dtype | None, function: Callable[..., Any],
-    *args: Any, **kwargs: Any,
+    recorder: OperatorRecorder, region: Region, layer: str, dtype: torch.dtype | None,
+    function: Callable[..., Any], *args: Any, **kwargs: Any,
 ) -> Any:  # fmt: skip
     if recorder.phase != "backward" or not recorder.is_traced():
         return function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Code that asks for a GPU, or to leave one, stays on the meta device."""
+"""Keeps code that asks for a GPU, or to leave one, on the meta device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from foretrain.capture.tracing.constants import Constants, map_tensors, tensors_in
+from foretrain.capture.tracing.constants import Constants
+from foretrain.capture.tracing.nested import map_tensors, tensors_in
 
 
 class OnMeta(TorchFunctionMode):

@@ -1,4 +1,4 @@
-"""AdamW with states of 8 bits (Dettmers et al. 2022), tensor by tensor as bitsandbytes runs it."""
+"""Runs AdamW with states of 8 bits (Dettmers et al. 2022), tensor by tensor as bitsandbytes does."""
 
 from __future__ import annotations
 

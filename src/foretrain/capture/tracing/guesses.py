@@ -1,4 +1,4 @@
-"""What data that nobody knows is taken to be where the shapes of a model depend on it.
+"""Guesses data that nobody knows where the shapes of a model depend on it.
 
 Random numbers are drawn, the same ones in every trace. The options of a choice (argmax, topk) come in turn. A
 comparison for equality fails, one of size holds for every second element or, where a check asks for all, for

@@ -1,5 +1,5 @@
-"""What an operator is on CUDA: its name there, whether it launches anything, the bytes it moves, and its
-outputs where those of the meta kernel differ or are missing."""
+"""Tells what an operator is on CUDA: its name there, whether it launches anything, the bytes it moves, and
+its outputs where those of the meta kernel differ or are missing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Optimizers by name: one call is one step, as torch runs it on CUDA (foreach kernels unless the name says
-fused)."""
+"""Makes optimizers by name: one call is one step, as torch runs it on CUDA (foreach kernels unless the name
+says fused)."""
 
 from __future__ import annotations
 

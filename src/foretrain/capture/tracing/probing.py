@@ -9,7 +9,7 @@ import torch
 
 from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.cuda import cuda_behaviour
-from foretrain.capture.tracing.recorder import Recorder
+from foretrain.capture.tracing.recorder import OperatorRecorder
 from foretrain.capture.tracing.tracer import Answers, prepare
 
 
@@ -25,7 +25,7 @@ def probe(
     _, placed = prepare(module, inputs, "fp32", False, constants)
     assert isinstance(placed, Mapping)
     with (
-        Recorder(module, placed, constants),
+        OperatorRecorder(module, placed, constants),
         Answers(constants),
         cuda_behaviour(None),
         torch.no_grad(),

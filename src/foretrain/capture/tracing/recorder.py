@@ -8,7 +8,6 @@ import functools
 import gc
 import sys
 import threading
-import traceback
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,20 +18,15 @@ import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrain.capture.tracing import sparse, traffic
-from foretrain.capture.tracing.constants import (
-    SHAPED_BY_DATA,
-    Constants,
-    tensors_in,
-    together,
-)
+from foretrain.capture.tracing.constants import SHAPED_BY_DATA, Constants, together
 from foretrain.capture.tracing.kernels import CUDA_OUTPUTS, cuda_name
 from foretrain.capture.tracing.meta_outputs import describe, remembered
-from foretrain.errors import CaptureError, ForetrainError, first_line
+from foretrain.capture.tracing.nested import tensors_in
+from foretrain.errors import CaptureError
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.graph.flops import flops
 from foretrain.graph.ir import paused_collector
 from foretrain.progress import is_heard, tell
-from foretrain.tracebacks import place, raised_at
 
 _TOLD_EVERY = 32
 """Operators between two reports of how far a trace is."""
@@ -43,7 +37,7 @@ ENOUGH_RECOMPUTED: tuple[type[BaseException], ...] = tuple(
 """With what torch ends a recomputation as soon as it has all that is asked for; no error."""
 
 
-class Recorder(TorchDispatchMode):
+class OperatorRecorder(TorchDispatchMode):
     """Watches every operator that reaches the meta device, and every storage from its birth to its
     release.
 
@@ -320,7 +314,7 @@ class Recorder(TorchDispatchMode):
             name = cuda_name(func, args, input_specs)
             launches = changes and traffic.launches(name)
             read, write = (
-                traffic.bytes_moved(name, args, input_specs, output_specs, tuple(map(self._spec, written)))
+                traffic.bytes_moved(name, input_specs, output_specs, tuple(map(self._spec, written)))
                 if launches
                 else (0, 0)
             )
@@ -485,48 +479,3 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     for argument in func._schema.arguments[len(args) :]:
         if argument.alias_info is not None and argument.alias_info.is_write and argument.name in kwargs:
             yield from tensors_in(kwargs[argument.name])
-
-
-@contextlib.contextmanager
-def error_context(recorder: Recorder) -> Iterator[None]:
-    """Turn whatever a model raises while it is traced into one line that names the module and the line of its
-    code."""
-    try:
-        yield
-    except ForetrainError:
-        raise
-    except Exception as error:
-        frames = [
-            frame
-            for frame in traceback.extract_tb(error.__traceback__)
-            if "/torch/" not in frame.filename and "foretrain/capture" not in frame.filename
-        ]
-        where = raised_at(error) or (place(frames[-1]) if frames else "torch")
-        layer = recorder.failed or recorder.layer or "(the model itself)"
-        raise CaptureError(f"module {layer}: {_reason(error)} (at {where})") from error
-    except SystemExit as stop:
-        layer, code = recorder.failed or recorder.layer, "" if stop.code is None else repr(stop.code)
-        at = f" (at {where})" if (where := raised_at(stop)) else ""
-        raise CaptureError(f"module {layer or '(the model itself)'}: it calls sys.exit({code}){at}") from stop
-
-
-FOLLOWED = "control flow depends on data: it was followed for one set of weights and inputs"
-DEPENDS_ON_DATA = "control flow that depends on data cannot be traced"
-
-
-def _reason(error: Exception) -> str:
-    first = first_line(error)
-    if "NestedInt" in first or "NestedTensor" in first:
-        return f"nested tensors cannot be traced; pad them ({type(error).__name__})"
-    if any(
-        sign in first.lower()
-        for sign in (
-            "meta tensor",
-            "meta device type tensor",
-            "_local_scalar_dense",
-            "data-dependent",
-            "data-independent",
-        )
-    ):
-        return f"{DEPENDS_ON_DATA} ({first[:120]})"
-    return f"{type(error).__name__}: {first}"

@@ -136,13 +136,13 @@ _ACCESSORS = {
 
 def tables_of(module: nn.Module) -> list[nn.Parameter]:
     """The trained tables of a module whose gradients are sparse."""
-    found: dict[int, nn.Parameter] = {}
+    tables: dict[int, nn.Parameter] = {}
     for child in module.modules():
         if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
             table = child._parameters.get("weight")
             if table is not None and table.requires_grad:
-                found[id(table)] = table
-    return list(found.values())
+                tables[id(table)] = table
+    return list(tables.values())
 
 
 class RowUpdate:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss, has_own_loss
 from foretrain.capture.tracing.checkpoints import followed_checkpoints
-from foretrain.capture.tracing.constants import (
-    Constants,
-    map_tensors,
-    tensors_in,
-)
+from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.cuda import cuda_behaviour
 from foretrain.capture.tracing.cuda_kernels import served_attention
 from foretrain.capture.tracing.devices import OnMeta
+from foretrain.capture.tracing.failures import FOLLOWED, error_context
 from foretrain.capture.tracing.guesses import same_draws
+from foretrain.capture.tracing.nested import map_tensors, tensors_in
 from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer, weights_of_words
-from foretrain.capture.tracing.recorder import FOLLOWED, Recorder, error_context
+from foretrain.capture.tracing.recorder import OperatorRecorder
 from foretrain.capture.tracing.sparse import tables_of
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph
@@ -65,7 +63,7 @@ def trace_step(
     if constants.everything:
         constants.assumptions.append(FOLLOWED)
         constants.draw((*module.parameters(), *module.buffers(), *tensors_in(inputs)))
-    recorder = Recorder(module, inputs, constants, own_gradients)
+    recorder = OperatorRecorder(module, inputs, constants, own_gradients)
     with error_context(recorder):
         step = (
             build_optimizer(
@@ -86,10 +84,7 @@ def trace_step(
         if step.rows.tables and step.rows.note is not None:
             constants.assumptions.append(step.rows.note)
         if accumulate:
-            rows = {id(table) for table in step.rows.tables}
-            for parameter in module.parameters():
-                adds = parameter.requires_grad and id(parameter) not in rows
-                parameter.grad = torch.empty_like(parameter) if adds else None
+            _hold_gradients(module, but=step.rows.tables)
     with (
         recorder.reference_counting(),
         recorder,
@@ -97,19 +92,21 @@ def trace_step(
         same_draws(),
         followed_checkpoints(recorder, cuda_behaviour),
     ):
-        computed = _run(
-            recorder,
-            module,
-            inputs,
-            loss,
-            step,
-            AUTOCAST_DTYPES.get(precision),
-            around or contextlib.nullcontext(),
-        )
+        low_dtype, around = AUTOCAST_DTYPES.get(precision), around or contextlib.nullcontext()
+        computed = _run(recorder, module, inputs, loss, step, low_dtype, around)
     known = {**(info or {}), **({"own_loss": True} if computed else {})}
     graph = recorder.finish(samples=samples, tokens=tokens, accumulates=accumulate, info=known)
     module.zero_grad(set_to_none=True)
     return graph
+
+
+def _hold_gradients(module: torch.nn.Module, *, but: Iterable[torch.nn.Parameter]) -> None:
+    """Give parameters the gradients of earlier micro-batches, to which the traced one adds; ``but`` tables of
+    sparse gradients."""
+    sparse = {id(table) for table in but}
+    for parameter in module.parameters():
+        adds = parameter.requires_grad and id(parameter) not in sparse
+        parameter.grad = torch.empty_like(parameter) if adds else None
 
 
 def _is_of_library(module: torch.nn.Module) -> bool:
@@ -152,7 +149,7 @@ def prepare(
 
 
 def _run(
-    recorder: Recorder, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any],
+    recorder: OperatorRecorder, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any],
     loss: Loss | None, step: StepFunction | None,
     low_dtype: torch.dtype | None, around: contextlib.AbstractContextManager[Any],
 ) -> bool:  # fmt: skip

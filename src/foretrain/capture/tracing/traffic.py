@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from foretrain.graph import ITEM_BYTES, TensorSpec
 from foretrain.graph.opset import traits
 
@@ -21,7 +18,6 @@ _TOUCHED = 16
 
 def bytes_moved(
     name: str,
-    args: Mapping[str, Any],
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
     written: tuple[TensorSpec, ...],

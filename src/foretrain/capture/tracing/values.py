@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from foretrain.capture.tracing.recorder import DEPENDS_ON_DATA
+from foretrain.capture.tracing.failures import DEPENDS_ON_DATA
 from foretrain.errors import CaptureError
 
 T = TypeVar("T")

@@ -53,6 +53,7 @@ def convolution(scene: Scene) -> list[float]:
 
 
 def convolution_backward(scene: Scene) -> list[float]:
+    """The gradients of a convolution that are asked for, each as the product that it is."""
     conv = scene.convolution
     assert conv is not None
     mask: list[bool] = scene.call.args["output_mask"]

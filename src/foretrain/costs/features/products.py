@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foretrain.costs.base import Call
-from foretrain.costs.features.scene import PRODUCT, Scene, alignment, log
+from foretrain.costs.features.scene import LEAST_S, PRODUCT, Scene, alignment, log, log_us
 from foretrain.graph import ITEM_BYTES, TensorSpec
 from foretrain.graph.ir import PACKED
 from foretrain.graph.opset import traits
@@ -63,11 +63,11 @@ def scaled_products(scene: Scene) -> list[float]:
         m, n, k, experts = grouped_sizes(call)
     else:
         m, k, n, experts = a.shape[0], b.shape[0] * (2 if b.dtype == PACKED else 1), b.shape[1], 1
-    cached_s = max(scene.cached_s(), 1e-10)
+    cached_s = max(scene.cached_s(), LEAST_S)
     return [
         *scene.product(m, n, k, experts),
-        log(cached_s / 1e-6),
-        log(max(scene.compute_s, 1e-10) / cached_s),
+        log_us(cached_s),
+        log(max(scene.compute_s, LEAST_S) / cached_s),
         *map(alignment, (m, n, k)),
         _BY_ROW if is_grouped(call) else _scaling(call),
         float(ITEM_BYTES[a.dtype] > 1 and not is_grouped(call)),
@@ -99,6 +99,7 @@ SCALED_COLUMNS = (
 
 
 def attention(scene: Scene) -> list[float]:
+    """Fused attention: its sizes, what it masks and drops, and how it fills the device."""
     call, of = scene.call, traits(scene.call.name)
     first = int(of.backward)
     query, key = call.inputs[first], call.inputs[first + 1]

@@ -11,9 +11,21 @@ from foretrain.costs.roofline import arithmetic
 from foretrain.graph import ITEM_BYTES
 from foretrain.graph.opset import traits
 
+_LOG_OF_NOTHING = -20.0
+LEAST_S = 1e-10
+"""Shorter times of arithmetic or memory count as this, so that they have a logarithm."""
+_MICROSECOND = 1e-6
+_USUAL_L2_BYTES = 4 << 20
+"""Of a device whose L2 cache is not known (assumed)."""
+
 
 def log(value: float) -> float:
-    return math.log2(value) if value > 0 else -20.0
+    return math.log2(value) if value > 0 else _LOG_OF_NOTHING
+
+
+def log_us(time_s: float) -> float:
+    """Of a time in microseconds."""
+    return log(max(time_s, LEAST_S) / _MICROSECOND)
 
 
 def alignment(value: int) -> float:
@@ -47,7 +59,7 @@ class Scene:
             self.kind = "fp32"
         self.peak = device.peak_flops(self.kind) * device.sustained
         self.bandwidth = device.memory_bytes_per_s * device.sustained_memory
-        self.sms = float(device.sms or 100)
+        self.sms = float(device.processors)
         self.compute_s = call.flops / self.peak
         self.bytes = _touched_bytes(call)
         self.memory_s = self.bytes / self.bandwidth
@@ -68,12 +80,12 @@ class Scene:
         return (self.call.bytes - cached) / self.bandwidth + cached / max(self.bandwidth, from_l2)
 
     def common(self) -> list[float]:
-        device, compute_s, memory_s = self.device, max(self.compute_s, 1e-10), max(self.memory_s, 1e-10)
+        device = self.device
         return [
-            log(compute_s / 1e-6),
-            log(memory_s / 1e-6),
-            log(compute_s / memory_s),
-            log(max(self.bytes, 1) / (device.l2_bytes or 4 << 20)),
+            log_us(self.compute_s),
+            log_us(self.memory_s),
+            log(max(self.compute_s, LEAST_S) / max(self.memory_s, LEAST_S)),
+            log(max(self.bytes, 1) / (device.l2_bytes or _USUAL_L2_BYTES)),
             float(self.item),
             _KINDS.get(self.kind, 0.0),
             log(self.peak / self.bandwidth),

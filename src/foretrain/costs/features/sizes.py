@@ -74,6 +74,7 @@ class Convolution:
 
 
 def convolution_sizes(call: Call) -> Convolution:
+    """Sizes of a convolution, or of its backward pass, from the tensors and arguments of its call."""
     backward = traits(call.name).backward
     x, weight = call.inputs[int(backward)], call.inputs[1 + int(backward)]
     args = call.args

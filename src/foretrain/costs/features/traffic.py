@@ -56,6 +56,7 @@ TRAFFIC = tuple(
 
 
 def recurrence(scene: Scene) -> list[float]:
+    """Recurrences of cuDNN: their sizes, and whether one kernel runs all steps."""
     call, args, x = scene.call, scene.call.args, scene.call.inputs[0]
     packed = args.get("batch_sizes") or ()
     samples = packed[0] if packed else x.shape[0 if args.get("batch_first") else 1]

@@ -6,7 +6,7 @@ from typing import Any
 
 from foretrain.job import Job
 from foretrain.launchers.writing.deepspeed import write as write_deepspeed
-from foretrain.launchers.writing.limits import OUR_PROGRAMS, Limits, cannot, overlaps_as_usual
+from foretrain.launchers.writing.limits import OUR_PROGRAMS, TargetLimits, cannot, overlaps_as_usual
 from foretrain.launchers.writing.target_files import TargetFiles
 from foretrain.launchers.writing.trainer import (
     ABOUT,
@@ -21,7 +21,7 @@ from foretrain.launchers.writing.yaml_text import yaml_text
 _FP8_BACKENDS = {"tensorwise": "AO", "delayed": "TE"}
 _STRATEGIES = {"allgather": "allgather", "ring": "alltoall"}
 
-LIMITS = Limits(
+LIMITS = TargetLimits(
     target="accelerate",
     says={
         **dict.fromkeys(
@@ -56,6 +56,7 @@ LIMITS = Limits(
 
 
 def write(job: Job) -> TargetFiles:
+    """The YAML of accelerate, the training program, and the command that starts it."""
     if job.workload.training.framework == "deepspeed":
         return _with_deepspeed(job)
     notes = [*LIMITS.check(job), *check_trainer(job, "accelerate")]
@@ -137,7 +138,7 @@ def accelerate_config(job: Job) -> dict[str, Any]:
 def _degrees(job: Job) -> dict[str, Any]:
     plan = job.plan
     assert plan.data is not None
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "parallelism_config_dp_replicate_size": plan.replicate,
         "parallelism_config_dp_shard_size": plan.data // plan.replicate,
         "parallelism_config_tp_size": plan.tensor,
@@ -145,8 +146,8 @@ def _degrees(job: Job) -> dict[str, Any]:
     }
     if plan.context > 1:
         way = _STRATEGIES[plan.exchange_of_context("pytorch")]
-        found["parallelism_config_cp_comm_strategy"] = way
-    return found
+        keys["parallelism_config_cp_comm_strategy"] = way
+    return keys
 
 
 def _processes(job: Job, kind: str) -> dict[str, Any]:

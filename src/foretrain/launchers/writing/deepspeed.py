@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from foretrain.job import Job
-from foretrain.launchers.writing.limits import OUR_PROGRAMS, Limits, cannot
+from foretrain.launchers.writing.limits import OUR_PROGRAMS, TargetLimits, cannot
 from foretrain.launchers.writing.model_config import given, has_experts
 from foretrain.launchers.writing.target_files import TargetFiles
 from foretrain.launchers.writing.trainer import (
@@ -26,7 +26,7 @@ _TENSOR_PRESETS = {
 }  # fmt: skip
 _EXPERT_PRESETS = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
-LIMITS = Limits(
+LIMITS = TargetLimits(
     target="deepspeed",
     says={
         **dict.fromkeys(
@@ -60,6 +60,7 @@ LIMITS = Limits(
 
 
 def write(job: Job) -> TargetFiles:
+    """The JSON of DeepSpeed, the training program, and the command that starts it."""
     notes = [*LIMITS.check(job), *check_trainer(job, "deepspeed")]
     files = {**trainer_files(job), "ds_config.json": json.dumps(deepspeed_config(job), indent=2) + "\n"}
     about = {"ds_config.json": f"ZeRO, formats and batches, for {VERSIONS['deepspeed']}", **ABOUT}
@@ -116,34 +117,34 @@ def _formats(job: Job) -> dict[str, Any]:
         return {"torch_autocast": {"enabled": True, "dtype": dtype}}
     if half not in ("bf16", "fp16"):
         return {}
-    found: dict[str, Any] = {"enabled": True}
+    keys: dict[str, Any] = {"enabled": True}
     if not training.master_weights and training.adapter is None:
         if half == "fp16":
             raise cannot("deepspeed", "training.master_weights", False, "it keeps fp32 weights beside fp16")
-        found["bf16_master_weights_and_grads"] = True
+        keys["bf16_master_weights_and_grads"] = True
         if training.optimizer_state != "fp32":
-            found["bf16_optimizer_states"] = True
+            keys["bf16_optimizer_states"] = True
     elif training.optimizer_state == "bf16":
         raise cannot("deepspeed", "training.optimizer_state", "bf16", "it needs master_weights = false")
-    return {half: found}
+    return {half: keys}
 
 
 def _zero(job: Job) -> dict[str, Any]:
     plan = job.plan
     overlaps = (plan.overlap or {}).get("gradients", plan.shard == "zero3")
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "stage": _STAGES[plan.shard],
         "overlap_comm": overlaps,
         "contiguous_gradients": True,
         "reduce_scatter": True,
     }
     if plan.shard == "zero3":
-        found["stage3_gather_16bit_weights_on_model_save"] = True
+        keys["stage3_gather_16bit_weights_on_model_save"] = True
     if plan.reshard:
-        found["zero_hpz_partition_size"] = int(plan.reshard)
+        keys["zero_hpz_partition_size"] = int(plan.reshard)
     if plan.offload:
-        found["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    return found
+        keys["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    return keys
 
 
 def _check(job: Job) -> None:

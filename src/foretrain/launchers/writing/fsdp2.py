@@ -6,7 +6,7 @@ import fnmatch
 
 from foretrain.errors import InputError
 from foretrain.job import Job
-from foretrain.launchers.writing.limits import OUR_PROGRAMS, Limits, cannot, overlaps_as_usual
+from foretrain.launchers.writing.limits import OUR_PROGRAMS, TargetLimits, cannot, overlaps_as_usual
 from foretrain.launchers.writing.model_config import given, has_experts
 from foretrain.launchers.writing.target_files import TargetFiles, program_text
 from foretrain.launchers.writing.versions import stamp
@@ -28,7 +28,7 @@ _NO_CLASSIFIERS = (
 )  # fmt: skip
 """Models of torchvision that look for objects, label pixels or see clips."""
 
-LIMITS = Limits(
+LIMITS = TargetLimits(
     target="fsdp2",
     says={
         **dict.fromkeys(
@@ -68,6 +68,7 @@ LIMITS = Limits(
 
 
 def write(job: Job) -> TargetFiles:
+    """The training program, and the command that starts it."""
     notes = LIMITS.check(job)
     check_model(job, "fsdp2", _SOURCES)
     _check(job)

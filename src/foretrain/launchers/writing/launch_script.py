@@ -19,6 +19,7 @@ def allocator_of(job: Job) -> str | None:
 
 
 def launch_script(job: Job, target: TargetFiles) -> str:
+    """The text of launch.sh."""
     nodes = job.cluster.nodes
     usage = "bash launch.sh" if nodes == 1 else "MASTER_ADDR=first-node NODE_RANK=0 bash launch.sh"
     lines = [

@@ -46,7 +46,7 @@ def overlaps_as_usual(overlap: Mapping[str, bool]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TargetLimits:
     """What a target can say of a job: a field that differs from its default and is in no table is refused."""
 
     target: str

@@ -9,7 +9,7 @@ from foretrain.dispatching import dispatcher
 from foretrain.errors import InputError
 from foretrain.job import Job
 from foretrain.launchers.writing.expected import steps_of
-from foretrain.launchers.writing.limits import Limits, cannot
+from foretrain.launchers.writing.limits import TargetLimits, cannot
 from foretrain.launchers.writing.megatron_model import model_arguments
 from foretrain.launchers.writing.model_config import has_experts, sizes
 from foretrain.launchers.writing.target_files import TargetFiles
@@ -27,7 +27,7 @@ _MODULES = {
 _EXCHANGES = {"ring": "p2p", "alltoall": "a2a", "allgather": "allgather"}
 _FSDP = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
 
-LIMITS = Limits(
+LIMITS = TargetLimits(
     target="megatron",
     says={
         "training.sequence": None,
@@ -69,6 +69,7 @@ LIMITS = Limits(
 
 
 def write(job: Job) -> TargetFiles:
+    """The arguments of pretrain_gpt.py, and the command that starts it."""
     notes = LIMITS.check(job)
     words, vocabulary, left_out = model_arguments(job)
     _check(job)

@@ -108,35 +108,35 @@ def _experts(model: Model, kind: str, size: dict[str, Any]) -> list[Any]:
     layers = size["num_hidden_layers"]
     words: list[Any] = ["--moe-grouped-gemm", "--moe-router-load-balancing-type", "aux_loss"]
     if kind == "mixtral":
-        found = sizes(model, ("num_local_experts", "num_experts_per_tok"))
+        config = sizes(model, ("num_local_experts", "num_experts_per_tok"))
         each, dense = size["intermediate_size"], list[int]()
-        words += ["--num-experts", found["num_local_experts"]]
+        words += ["--num-experts", config["num_local_experts"]]
     elif kind == "qwen3_moe":
-        found = sizes(model, ("num_experts", "num_experts_per_tok", "moe_intermediate_size"))
-        each, every = found["moe_intermediate_size"], given(model, "decoder_sparse_step", 1)
+        config = sizes(model, ("num_experts", "num_experts_per_tok", "moe_intermediate_size"))
+        each, every = config["moe_intermediate_size"], given(model, "decoder_sparse_step", 1)
         only = given(model, "mlp_only_layers", []) or []
         dense = [number for number in range(layers) if number in only or (number + 1) % every]
-        words += ["--num-experts", found["num_experts"]]
+        words += ["--num-experts", config["num_experts"]]
     else:
-        found = sizes(
+        config = sizes(
             model,
             ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts",
              "first_k_dense_replace", "n_group", "topk_group", "q_lora_rank", "kv_lora_rank",
              "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
         )  # fmt: skip
-        each, dense = found["moe_intermediate_size"], list(range(found["first_k_dense_replace"]))
-        words = ["--moe-grouped-gemm", "--num-experts", found["n_routed_experts"]]
+        each, dense = config["moe_intermediate_size"], list(range(config["first_k_dense_replace"]))
+        words = ["--moe-grouped-gemm", "--num-experts", config["n_routed_experts"]]
         words += ["--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias"]
-        if found["n_shared_experts"]:
-            words += ["--moe-shared-expert-intermediate-size", found["n_shared_experts"] * each]
-        if (found["n_group"] or 1) > 1:
-            words += ["--moe-router-num-groups", found["n_group"]]
-            words += ["--moe-router-group-topk", found["topk_group"]]
-        if found["q_lora_rank"] is not None:
-            words += ["--q-lora-rank", found["q_lora_rank"]]
-        words += ["--kv-lora-rank", found["kv_lora_rank"], "--qk-head-dim", found["qk_nope_head_dim"]]
-        words += ["--qk-pos-emb-head-dim", found["qk_rope_head_dim"], "--v-head-dim", found["v_head_dim"]]
-    words += ["--moe-router-topk", found["num_experts_per_tok"], "--moe-ffn-hidden-size", each]
+        if config["n_shared_experts"]:
+            words += ["--moe-shared-expert-intermediate-size", config["n_shared_experts"] * each]
+        if (config["n_group"] or 1) > 1:
+            words += ["--moe-router-num-groups", config["n_group"]]
+            words += ["--moe-router-group-topk", config["topk_group"]]
+        if config["q_lora_rank"] is not None:
+            words += ["--q-lora-rank", config["q_lora_rank"]]
+        words += ["--kv-lora-rank", config["kv_lora_rank"], "--qk-head-dim", config["qk_nope_head_dim"]]
+        words += ["--qk-pos-emb-head-dim", config["qk_rope_head_dim"], "--v-head-dim", config["v_head_dim"]]
+    words += ["--moe-router-topk", config["num_experts_per_tok"], "--moe-ffn-hidden-size", each]
     if dense:
         pattern = "".join("0" if number in dense else "1" for number in range(layers))
         words += ["--moe-layer-freq", "([" + ",".join(pattern) + "])"]
@@ -146,16 +146,16 @@ def _experts(model: Model, kind: str, size: dict[str, Any]) -> list[Any]:
 def _rotary(model: Model, kind: str) -> tuple[list[Any], list[str]]:
     if kind == "gpt2":
         return [], []
-    found, words, notes = rotary(model), list[Any](), list[str]()
-    if found["rope_theta"] is not None:
-        words += ["--rotary-base", int(found["rope_theta"])]
+    config, words, notes = rotary(model), list[Any](), list[str]()
+    if config["rope_theta"] is not None:
+        words += ["--rotary-base", int(config["rope_theta"])]
     share = given(model, "rotary_pct", given(model, "partial_rotary_factor"))
     if share is not None:
         words += ["--rotary-percent", share]
-    if found["rope_type"] == "llama3":
-        words += ["--use-rope-scaling", "--rope-scaling-factor", found.get("factor", 8.0)]
-    elif found["rope_type"] != "default":
-        notes.append(f"model.config.rope_scaling: {found['rope_type']} as Megatron has it by itself")
+    if config["rope_type"] == "llama3":
+        words += ["--use-rope-scaling", "--rope-scaling-factor", config.get("factor", 8.0)]
+    elif config["rope_type"] != "default":
+        notes.append(f"model.config.rope_scaling: {config['rope_type']} as Megatron has it by itself")
     return words, notes
 
 

@@ -28,9 +28,9 @@ def given(model: Model, name: str, default: Any = None) -> Any:
 def sizes(model: Model, names: Iterable[str]) -> dict[str, Any]:
     """Each of these, from the job or from the library, which is imported where the job leaves one out."""
     wanted, missing = list(names), object()
-    found = {name: given(model, name, missing) for name in wanted}
-    if all(value is not missing for value in found.values()):
-        return found
+    given_sizes = {name: given(model, name, missing) for name in wanted}
+    if all(value is not missing for value in given_sizes.values()):
+        return given_sizes
     with libraries_named("launch files"):
         import transformers
 
@@ -39,7 +39,10 @@ def sizes(model: Model, names: Iterable[str]) -> dict[str, Any]:
         quiet_zoo_import()
         own = {name: value for name, value in (model.config or {}).items() if name != "model_type"}
         config = transformers.AutoConfig.for_model(str(model.model_type), **own)
-    return {name: getattr(config, name, None) if value is missing else value for name, value in found.items()}
+    return {
+        name: getattr(config, name, None) if value is missing else value
+        for name, value in given_sizes.items()
+    }
 
 
 def has_experts(model: Model) -> bool:

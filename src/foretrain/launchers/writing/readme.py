@@ -22,6 +22,7 @@ def readme(
     about: Mapping[str, str],
     notes: Sequence[str],
 ) -> str:
+    """The text of README.md."""
     cluster = job.cluster
     where = f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device.name}"
     lines = [
@@ -65,12 +66,12 @@ def _forecast(job: Job, expected: Expected) -> list[str]:
 
 def _assumed(job: Job) -> list[str]:
     """What launch files add or take because the job says nothing."""
-    training, found = job.workload.training, list[str]()
+    training, lines = job.workload.training, list[str]()
     if training.allocator is None and allocator_of(job) is not None:
-        found.append(f"training.allocator: the job says nothing; launch.sh sets {EXPANDABLE}")
+        lines.append(f"training.allocator: the job says nothing; launch.sh sets {EXPANDABLE}")
     if training.total_steps is None:
-        found.append(f"training.steps: the job says nothing; {STEPS_WHERE_NONE_ARE_GIVEN} are run")
+        lines.append(f"training.steps: the job says nothing; {STEPS_WHERE_NONE_ARE_GIVEN} are run")
     if job.workload.model.libraries:
-        found.append(f"model.libraries = {shown(job.workload.model.libraries)}: install these versions")
-    found.append("learning rates, schedules, data and weights: none of the job's; change them in the files")
-    return found
+        lines.append(f"model.libraries = {shown(job.workload.model.libraries)}: install these versions")
+    lines.append("learning rates, schedules, data and weights: none of the job's; change them in the files")
+    return lines

@@ -27,6 +27,7 @@ def job_name(job: Job) -> str:
 
 
 def slurm_script(job: Job, expected: Expected) -> str:
+    """The batch script of Slurm that starts launch.sh on each node."""
     cluster = job.cluster
     headers = [
         f"--job-name={job_name(job)}",
@@ -88,6 +89,7 @@ def nodes_in_segment(job: Job) -> int | None:
 
 
 def trainjob(job: Job, expected: Expected) -> str:
+    """The TrainJob of Kubeflow, which waits in a queue of Kueue."""
     cluster, limit = job.cluster, expected.limit_s(job)
     resource, count = kubernetes_resource(cluster.device), cluster.devices_per_node
     if cluster.device.is_cpu:
@@ -157,13 +159,13 @@ def skypilot_task(job: Job, alternatives: Sequence[Job], packages: str) -> tuple
 
 def _resources(job: Job) -> dict[str, Any]:
     cluster = job.cluster
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     if (cloud := cloud_of(None if cluster.node is None else cluster.node.name)) is not None:
-        found["infra"] = cloud
-    found["accelerators"] = f"{SKYPILOT[cluster.device.name]}:{cluster.devices_per_node}"
+        keys["infra"] = cloud
+    keys["accelerators"] = f"{SKYPILOT[cluster.device.name]}:{cluster.devices_per_node}"
     if cluster.nodes > 1:
-        found["network_tier"] = "best"
-    return found
+        keys["network_tier"] = "best"
+    return keys
 
 
 def _why_not(job: Job, other: Job) -> str | None:

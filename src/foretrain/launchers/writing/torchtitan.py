@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from foretrain.errors import InputError
 from foretrain.job import Job
-from foretrain.launchers.writing.limits import Limits, cannot
+from foretrain.launchers.writing.limits import TargetLimits, cannot
 from foretrain.launchers.writing.target_files import TargetFiles
 from foretrain.launchers.writing.torchtitan_models import Flavor, flavor_of
 from foretrain.launchers.writing.torchtitan_python import CONVERTERS, python_text
 from foretrain.launchers.writing.torchtitan_settings import SCHEDULES
 from foretrain.launchers.writing.torchtitan_toml import TOML_RECIPES, toml_text
 
-LIMITS = Limits(
+LIMITS = TargetLimits(
     target="torchtitan",
     says={
         "training.sequence": None,
@@ -51,6 +51,7 @@ LIMITS = Limits(
 
 
 def write(job: Job) -> TargetFiles:
+    """The configurations for both ways in which versions are configured, and the command for either."""
     notes = LIMITS.check(job)
     if job.workload.training.sequence is None:
         raise InputError("training.sequence: missing; torchtitan needs a length")

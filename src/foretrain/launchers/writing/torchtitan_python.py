@@ -21,70 +21,40 @@ CONVERTERS = {
 
 
 def python_text(job: Job, flavor: Flavor) -> str:
-    plan, training = job.plan, job.workload.training
-    module = f"torchtitan.models.{flavor.family}"
-    checkpointing = {"none": None, "full": "FullAC"}.get(plan.recompute, "SelectiveAC")
-    own_spec = _model_spec(job, flavor)
-    converter = None if training.precision != "fp8" else CONVERTERS[training.fp8_recipe][0]
-    imports = [
-        f"from torchtitan.components.quantization import {converter}" if converter else "",
-        "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
-        f"from torchtitan.distributed.activation_checkpoint import {checkpointing}" if checkpointing else "",
-        f"from {module} import model_registry" if own_spec else "",
-        f"from {module}.config_registry import {flavor.config_function}",
-    ]
-    common = [
-        f"    c = {flavor.config_function}()",
-        '    c.hf_assets_path = os.environ.get("HF_ASSETS_PATH", c.hf_assets_path)',
-        *([f"    c.model_spec = {own_spec}"] if own_spec else []),
-        f"    c.activation_checkpoint = {f'{checkpointing}.Config()' if checkpointing else None}",
-        f"    c.compile = CompileConfig({_arguments(_compilation(job))})",
-    ]
-    if training.checkpoint_every is not None:
-        common += [
-            "    c.checkpoint.enable = True",
-            f"    c.checkpoint.interval = {training.checkpoint_every}",
-        ]
+    """A module with a function for each of the two ways in which versions count batches."""
+    piped = job.plan.pipeline > 1
     spread = {**degrees(job), **_python_degrees(job)}
-    shared = {"steps": steps_of(job), **formats(job), "enable_cpu_offload": plan.offload}
-    in_samples = {
-        "local_batch_size": local_batch(job),
-        "global_batch_size": training.global_batch,
-        "seq_len": training.sequence,
-        **shared,
-    }
-    assert training.sequence is not None
-    in_tokens = {
-        "num_tokens_per_microbatch_per_dp_rank": local_batch(job) * training.sequence,
-        "num_tokens_per_train_step": training.global_batch * training.sequence,
-        "max_context_length": training.sequence,
-        **shared,
-    }
-    piped = plan.pipeline > 1
-    parts = {"pipeline_parallel_microbatch_size": job.micro_batch} if piped else {}
-    counted = {"num_pp_microbatches": job.accumulation} if piped else {}
+    common = _common_lines(job, flavor)
     lines = [
         f"# {stamp('torchtitan')}",
         '"""The plan as a configuration of torchtitan."""',
         "",
         "import os",
         "",
-        *filter(None, imports),
+        *_imports(job, flavor),
         "",
         "",
         "def plan_in_tokens():",
         '    """For main since 2026-08-20."""',
         *common,
-        *_call("training", "TrainingConfig", in_tokens),
-        *_call("parallelism", "ParallelismConfig", {**spread, **counted}),
+        *_call("training", "TrainingConfig", _batches_in_tokens(job)),
+        *_call(
+            "parallelism",
+            "ParallelismConfig",
+            {**spread, **({"num_pp_microbatches": job.accumulation} if piped else {})},
+        ),
         "    return c",
         "",
         "",
         "def plan_in_samples():",
         '    """For 0.3.0."""',
         *common,
-        *_call("training", "TrainingConfig", in_samples),
-        *_call("parallelism", "ParallelismConfig", {**spread, **parts}),
+        *_call("training", "TrainingConfig", _batches_in_samples(job)),
+        *_call(
+            "parallelism",
+            "ParallelismConfig",
+            {**spread, **({"pipeline_parallel_microbatch_size": job.micro_batch} if piped else {})},
+        ),
         "    return c",
         "",
         "",
@@ -93,6 +63,69 @@ def python_text(job: Job, flavor: Flavor) -> str:
         "    return plan_in_tokens() if in_tokens else plan_in_samples()",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _imports(job: Job, flavor: Flavor) -> list[str]:
+    training, module = job.workload.training, f"torchtitan.models.{flavor.family}"
+    checkpointing = _checkpointing(job)
+    lines = ["from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig"]
+    if training.precision == "fp8":
+        converter, _ = CONVERTERS[training.fp8_recipe]
+        lines.insert(0, f"from torchtitan.components.quantization import {converter}")
+    if checkpointing:
+        lines.append(f"from torchtitan.distributed.activation_checkpoint import {checkpointing}")
+    if _model_spec(job, flavor):
+        lines.append(f"from {module} import model_registry")
+    return [*lines, f"from {module}.config_registry import {flavor.config_function}"]
+
+
+def _common_lines(job: Job, flavor: Flavor) -> list[str]:
+    """What both functions begin with."""
+    own_spec, checkpointing, every = (
+        _model_spec(job, flavor),
+        _checkpointing(job),
+        job.workload.training.checkpoint_every,
+    )
+    lines = [
+        f"    c = {flavor.config_function}()",
+        '    c.hf_assets_path = os.environ.get("HF_ASSETS_PATH", c.hf_assets_path)',
+        *([f"    c.model_spec = {own_spec}"] if own_spec else []),
+        f"    c.activation_checkpoint = {f'{checkpointing}.Config()' if checkpointing else None}",
+        f"    c.compile = CompileConfig({_arguments(_compilation(job))})",
+    ]
+    if every is not None:
+        lines += ["    c.checkpoint.enable = True", f"    c.checkpoint.interval = {every}"]
+    return lines
+
+
+def _checkpointing(job: Job) -> str | None:
+    return {"none": None, "full": "FullAC"}.get(job.plan.recompute, "SelectiveAC")
+
+
+def _batches_in_samples(job: Job) -> dict[str, Any]:
+    training = job.workload.training
+    return {
+        "local_batch_size": local_batch(job),
+        "global_batch_size": training.global_batch,
+        "seq_len": training.sequence,
+        **_run(job),
+    }
+
+
+def _batches_in_tokens(job: Job) -> dict[str, Any]:
+    training = job.workload.training
+    assert training.sequence is not None
+    return {
+        "num_tokens_per_microbatch_per_dp_rank": local_batch(job) * training.sequence,
+        "num_tokens_per_train_step": training.global_batch * training.sequence,
+        "max_context_length": training.sequence,
+        **_run(job),
+    }
+
+
+def _run(job: Job) -> dict[str, Any]:
+    """What a training is beside its batches."""
+    return {"steps": steps_of(job), **formats(job), "enable_cpu_offload": job.plan.offload}
 
 
 def _model_spec(job: Job, flavor: Flavor) -> str | None:
@@ -112,22 +145,22 @@ def _model_spec(job: Job, flavor: Flavor) -> str | None:
 
 def _python_degrees(job: Job) -> dict[str, Any]:
     plan = job.plan
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     if plan.tensor > 1 and not plan.sequence_parallel:
-        found["enable_sequence_parallel"] = False
+        keys["enable_sequence_parallel"] = False
     if plan.registered_buffers:
-        found["enable_fsdp_symm_mem"] = True
-    return found
+        keys["enable_fsdp_symm_mem"] = True
+    return keys
 
 
 def _compilation(job: Job) -> dict[str, Any]:
     compiled = bool(job.workload.training.compile)
-    found: dict[str, Any] = {"enable": compiled, "components": ["model", "loss"]}
+    keys: dict[str, Any] = {"enable": compiled, "components": ["model", "loss"]}
     if (job.plan.overlap or {}).get("tensor"):
         if not compiled:
             raise cannot("torchtitan", "plan.overlap.tensor", True, "it needs training.compile = true")
-        found["enable_async_tensor_parallel"] = True
-    return found
+        keys["enable_async_tensor_parallel"] = True
+    return keys
 
 
 def _arguments(table: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ def degrees(job: Job) -> dict[str, Any]:
     assert plan.data is not None
     sharded = plan.data // plan.replicate
     reshard = "default" if plan.reshard is None else "always" if plan.reshard else "never"
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "data_parallel_replicate_degree": plan.replicate if plan.shard == "zero3" else plan.data,
         "data_parallel_shard_degree": (sharded if sharded > 1 else -1) if plan.shard == "zero3" else 1,
         "fsdp_reshard_after_forward": reshard,
@@ -35,10 +35,10 @@ def degrees(job: Job) -> dict[str, Any]:
         "expert_parallel_degree": plan.expert,
     }
     if plan.pipeline > 1:
-        found["pipeline_parallel_schedule"] = SCHEDULES[plan.schedule]
+        keys["pipeline_parallel_schedule"] = SCHEDULES[plan.schedule]
         if (layers := _layers_per_stage(job)) is not None:
-            found["pipeline_parallel_layers_per_stage"] = layers
-    return found
+            keys["pipeline_parallel_layers_per_stage"] = layers
+    return keys
 
 
 def _layers_per_stage(job: Job) -> int | None:

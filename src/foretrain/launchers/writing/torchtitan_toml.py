@@ -16,6 +16,7 @@ TOML_RECIPES = {"tensorwise": "tensorwise", "rowwise": "rowwise", "rowwise-gw-hp
 
 
 def toml_text(job: Job, flavor: Flavor) -> str:
+    """The plan as TOML."""
     plan, training = job.plan, job.workload.training
     tables: dict[str, dict[str, Any]] = {
         "model": {

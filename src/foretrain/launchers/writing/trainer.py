@@ -57,6 +57,7 @@ def check_trainer(job: Job, target: str) -> list[str]:
 
 
 def trainer_files(job: Job) -> dict[str, str]:
+    """The program that trains with the Trainer, and what it reads."""
     stamped = stamp("transformers", "torch")
     return {
         "train.py": program_text("trainer", stamped),
@@ -70,7 +71,7 @@ def training_arguments(job: Job) -> dict[str, Any]:
     """Arguments of TrainingArguments, for this job."""
     plan, training = job.plan, job.workload.training
     by_deepspeed = training.framework == "deepspeed"
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "output_dir": "output",
         "per_device_train_batch_size": job.micro_batch,
         "gradient_accumulation_steps": job.accumulation,
@@ -84,17 +85,17 @@ def training_arguments(job: Job) -> dict[str, Any]:
         **_saving(job),
     }
     if by_deepspeed:
-        found["deepspeed"] = "ds_config.json"
+        arguments["deepspeed"] = "ds_config.json"
     else:
-        found |= OPTIMIZERS[training.optimizer]
+        arguments |= OPTIMIZERS[training.optimizer]
         if training.compile:
-            found["torch_compile"] = True
+            arguments["torch_compile"] = True
             if isinstance(training.compile, str):
-                found["torch_compile_mode"] = training.compile
+                arguments["torch_compile_mode"] = training.compile
     fsdp = plan.shard == "zero3" and not by_deepspeed
     if fsdp:
-        found["fsdp"] = True
-        found["fsdp_config"] = {
+        arguments["fsdp"] = True
+        arguments["fsdp_config"] = {
             "version": 2,
             "reshard_after_forward": plan.reshard is not False,
             "cpu_offload": plan.offload,
@@ -102,15 +103,15 @@ def training_arguments(job: Job) -> dict[str, Any]:
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         }
     elif plan.recompute == "full":
-        found["gradient_checkpointing"] = True
-        found["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+        arguments["gradient_checkpointing"] = True
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     if plan.shard == "none" and not by_deepspeed:
-        found["ddp_find_unused_parameters"] = False
+        arguments["ddp_find_unused_parameters"] = False
     if training.loss == "fused":
-        found["use_liger_kernel"] = True
+        arguments["use_liger_kernel"] = True
     if job.cluster.device.is_cpu:
-        found["use_cpu"] = True
-    return found
+        arguments["use_cpu"] = True
+    return arguments
 
 
 def _formats(job: Job, *, by_deepspeed: bool) -> dict[str, Any]:

@@ -60,6 +60,8 @@ class Gain:
 
 
 class Method(Protocol):
+    """Chooses rows within a budget of time, by their features and costs."""
+
     def __call__(
         self, features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0
     ) -> Indices: ...

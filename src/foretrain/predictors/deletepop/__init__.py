@@ -1,4 +1,4 @@
-"""DeletePop: operators costed from a measured dataset, calibrated to runs."""
+"""Forecasts steps by operators costed from a measured dataset and calibrated to runs: DeletePop."""
 
 from foretrain.predictors.deletepop.predictor import DeletePopPredictor
 

@@ -244,10 +244,16 @@ def _solve(observations: _Observations, apart: float) -> tuple[dict[str, float],
             )
 
         logs = least_squares(residuals, logs).x
-        noise = max(_LEAST_NOISE, 1.4826 * float(np.median(np.abs(observations.errors(logs)))))
+        noise = max(
+            _LEAST_NOISE, _DEVIATIONS_PER_MEDIAN * float(np.median(np.abs(observations.errors(logs))))
+        )
     return {
         group: float(np.exp(logs[0] + own)) for group, own in zip(GROUPS, logs[1:-1], strict=True)
     }, float(np.exp(logs[-1]))
+
+
+_DEVIATIONS_PER_MEDIAN = 1.4826
+"""The standard deviation of normal errors over the median of their absolute values."""
 
 
 def robust(errors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -55,7 +55,7 @@ def fit_host(host: DispatchHost, costs: LearnedCosts, runs: Sequence[Run], gap_s
     return solve(host, [row for run in runs for row in rows_of(host, costs, run, gap_s)])
 
 
-def solve(host: DispatchHost, rows: Sequence[Row]) -> DispatchHost:
+def solve(host: DispatchHost, rows: Sequence[HostTime]) -> DispatchHost:
     """The host with the constants that explain measured times best."""
     from scipy.optimize import least_squares
 
@@ -97,7 +97,7 @@ def _usable(run: Run) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class HostTime:
     """A measured time: how often each constant counts in it, and what the device needs."""
 
     counts: npt.NDArray[np.float64]
@@ -106,7 +106,7 @@ class Row:
     machine: str
 
 
-def rows_of(host: DispatchHost, costs: LearnedCosts, run: Run, gap_s: float) -> list[Row]:
+def rows_of(host: DispatchHost, costs: LearnedCosts, run: Run, gap_s: float) -> list[HostTime]:
     """The measured times of a run that tell something of the host."""
     if not _usable(run):
         return []
@@ -122,7 +122,7 @@ def rows_of(host: DispatchHost, costs: LearnedCosts, run: Run, gap_s: float) -> 
     kernels = costs.kernels(graph.operators, run.job.cluster.device, run.job.workload.training.precision)[
         graph.operator_index
     ]
-    machine, found = str(run.provenance.get("machine", "")), []
+    machine, rows = str(run.provenance.get("machine", "")), []
     for quantity, measured_s in _times(run):
         whole = quantity in ("step_time_s", "host_issue_s")
         chosen = np.ones(len(phases), dtype=np.bool_) if whole else phases == quantity.partition("_")[0]
@@ -130,8 +130,8 @@ def rows_of(host: DispatchHost, costs: LearnedCosts, run: Run, gap_s: float) -> 
         total[-1] = float(whole) / issuer.speed
         busy = float(device_s[chosen].sum()) * scale + gap_s * float(kernels[chosen].sum())
         waits = 0.0 if quantity in ("host_issue_s", _ALONE) else busy
-        found.append(Row(counts=total, device_s=waits, measured_s=measured_s, machine=machine))
-    return found
+        rows.append(HostTime(counts=total, device_s=waits, measured_s=measured_s, machine=machine))
+    return rows
 
 
 def _times(run: Run) -> Iterator[tuple[str, float]]:

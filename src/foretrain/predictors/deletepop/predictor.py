@@ -1,5 +1,5 @@
-"""DeletePop: costs every operator of the captured step from an operator dataset, and sums up to the whole
-job."""
+"""Forecasts a job by DeletePop: every operator of the captured step costed from an operator dataset, and
+summed up to the whole job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
@@ -15,14 +15,14 @@ from foretrain.catalog import Catalog
 from foretrain.cluster import Device
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts, load_costs, save_costs
-from foretrain.costs.measured import MeasuredOperator, load_measured
+from foretrain.costs.measured import MeasuredOperator
 from foretrain.errors import InputError
 from foretrain.estimate import WIDTH_80
 from foretrain.forecast import Factors, RankMemory
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Run
 from foretrain.predictors import conformal
-from foretrain.predictors.base import OperatorPredictor, find_source, nothing_to_learn, take_runs
+from foretrain.predictors.base import OperatorPredictor, nothing_to_learn, take_runs
 from foretrain.predictors.deletepop.calibration import (
     NO_RUNS,
     TIMES,
@@ -32,9 +32,10 @@ from foretrain.predictors.deletepop.calibration import (
     on_one_gpu,
     without_memory,
 )
+from foretrain.predictors.deletepop.datasets import datasets_of, forgetting, learned_without, operators_of
 from foretrain.predictors.deletepop.spread import (
     COMPUTING,
-    Evidence,
+    MeasuredGenerations,
     Tier,
     bounds,
     computing_parts,
@@ -94,7 +95,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         if costs is not None and host is not None:
             self.costs, self.host, self.sources = costs, host, tuple(sources)
         self.calibrations_: dict[str, Calibration] = dict(calibrations or {})
-        self._operators: Operators = operators or (lambda: _operators_of(_datasets_of(self.sources)))
+        self._operators: Operators = operators or (lambda: operators_of(datasets_of(self.sources)))
         self._of_sources = operators is None
 
     @functools.cached_property
@@ -178,14 +179,14 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         """Shares of the device time in operators of families that were never measured."""
         layout = step.of_busiest
         device, precision = layout.site.groups[0].device, layout.job.workload.training.precision
-        found = _never_measured(self.costs, layout.graph, device, precision)
-        if not found:
+        members_of = _never_measured(self.costs, layout.graph, device, precision)
+        if not members_of:
             return {}
         seconds = np.bincount(
             layout.graph.operator_index, layout.calls.device_s, minlength=len(layout.graph.operators)
         )
         whole = float(seconds.sum()) or 1.0
-        return {family: float(seconds[members].sum()) / whole for family, members in found.items()}
+        return {family: float(seconds[members].sum()) / whole for family, members in members_of.items()}
 
     def errors_by_part(self, step: Step) -> Mapping[str, float]:
         if calibration_key(step.layout.job) in self.calibrations_:
@@ -255,7 +256,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
             evidence = shipped_evidence()
         else:  # what the shipped models were scored on says nothing of others
             catalog = Catalog.load()
-            evidence = Evidence.of(catalog.device(name) for name in self.costs.lookups)
+            evidence = MeasuredGenerations.of(catalog.device(name) for name in self.costs.lookups)
         order = tuple(COMPUTING)
         devices = [group.device for group in job.cluster.groups]
         tiers: list[Tier] = [
@@ -362,9 +363,9 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
             self.calibrations_ = {}
             return self
         if self._of_sources:
-            self.costs, names = _learned_without(_datasets_of(self.sources), families, devices)
+            self.costs, names = learned_without(datasets_of(self.sources), families, devices)
         else:
-            self.costs, names = _forgetting(self._operators(), families, devices)
+            self.costs, names = forgetting(self._operators(), families, devices)
         self.host = dataclasses.replace(self.host, names=names or self.host.names)
         self.calibrations_ = {}  # they are relative to the operator models that are gone
         return self
@@ -414,53 +415,6 @@ def _never_measured(
 @functools.lru_cache(maxsize=1)
 def _shipped() -> tuple[LearnedCosts, DispatchHost, dict[str, Any]]:
     return load_costs(SHIPPED)
-
-
-@functools.lru_cache(maxsize=8)
-def _learned_without(
-    datasets: tuple[_Dataset, ...], families: frozenset[str], devices: frozenset[str]
-) -> tuple[LearnedCosts, Mapping[str, float]]:
-    """What operator datasets teach without some families and devices: a minute's work, that several
-    predictors ask for."""
-    return _forgetting(_operators_of(datasets), families, devices)
-
-
-def _forgetting(
-    operators: Iterable[MeasuredOperator], families: frozenset[str], devices: frozenset[str]
-) -> tuple[LearnedCosts, Mapping[str, float]]:
-    """Operator models, and dispatch costs by the name of the operator where these are known, learned without
-    some families and devices."""
-    from foretrain.costs.fitting import dispatch_costs, fit_costs
-
-    kept = [one for one in operators if one.known_without(families) and one.device not in devices]
-    if not kept:
-        raise InputError(
-            f"operators: none is left without {', '.join(sorted(families | devices))}; "
-            "learn from more of them"
-        )
-    return fit_costs(kept), dispatch_costs(kept)
-
-
-class _Dataset(NamedTuple):
-    """A file of measured operators, as it was when it was learned from."""
-
-    path: Path
-    sha256: str
-    device: str
-
-
-def _datasets_of(sources: Iterable[Mapping[str, Any]]) -> tuple[_Dataset, ...]:
-    """The operator datasets among what models were learned from, where they are still to be found."""
-    return tuple(
-        _Dataset(find_source(source).resolve(), source["sha256"], source["device"])
-        for source in sources
-        if "device" in source
-    )
-
-
-def _operators_of(datasets: Iterable[_Dataset]) -> Iterator[MeasuredOperator]:
-    for dataset in datasets:
-        yield from load_measured(dataset.path, dataset.device)
 
 
 def _spaced(runs: Iterable[Run]) -> dict[str, list[Run]]:

@@ -154,12 +154,12 @@ def _with_memory(tuning: Tuning, cases: Sequence[Case]) -> Tuning:
         allocated, reserved = (
             case.run.measured.get(name) for name in ("peak_memory_bytes", "reserved_memory_bytes")
         )
-        found = logged(play(case.layout))
-        moving = found.by_category["activations"] + found.by_category["temporaries"]
+        rank = logged(play(case.layout))
+        moving = rank.by_category["activations"] + rank.by_category["temporaries"]
         if allocated:
-            rows.append((found.allocated_bytes - moving, moving, allocated))
+            rows.append((rank.allocated_bytes - moving, moving, allocated))
         elif reserved:
-            rows.append((found.allocated_bytes - moving, moving + found.cached_bytes, reserved))
+            rows.append((rank.allocated_bytes - moving, moving + rank.cached_bytes, reserved))
     if len(rows) < 2:
         return tuning
     fixed, moving, measured_bytes = np.array(rows).T

@@ -1,4 +1,4 @@
-"""What a calibration's factors leave over, learned from a few runs: a Gaussian process over plans, sizes and
+"""Learns what a calibration's factors leave over from a few runs: a Gaussian process over plans, sizes and
 models."""
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ _FULL_PRECISION = ("fp32", "tf32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class MeasuredGenerations:
     """The generations of devices whose runs were forecast before any of them was learned from."""
 
     generations: Mapping[str, str]
@@ -99,8 +99,8 @@ def _generation(device: Device) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def shipped_evidence() -> Evidence:
-    return Evidence(generations=json.loads(SHIPPED.read_text())["scored"])
+def shipped_evidence() -> MeasuredGenerations:
+    return MeasuredGenerations(generations=json.loads(SHIPPED.read_text())["scored"])
 
 
 @functools.lru_cache(maxsize=1)
@@ -117,12 +117,12 @@ def shipped_memory_widths() -> Mapping[str, Factors]:
 
 def memory_shares(rank: RankMemory, *, reserved: bool) -> dict[str, float]:
     """The parts of a rank's memory as shares of what is allocated, or of what is reserved."""
-    found = dict.fromkeys(MEMORY_PARTS, 0.0)
+    size_of = dict.fromkeys(MEMORY_PARTS, 0.0)
     for category, size in rank.by_category.items():
-        found[_CATEGORIES.get(category, BUFFERS)] += size
-    found[CACHED] = rank.cached_bytes if reserved else 0.0
-    whole = sum(found.values()) or 1.0
-    return {part: size / whole for part, size in found.items()}
+        size_of[_CATEGORIES.get(category, BUFFERS)] += size
+    size_of[CACHED] = rank.cached_bytes if reserved else 0.0
+    whole = sum(size_of.values()) or 1.0
+    return {part: size / whole for part, size in size_of.items()}
 
 
 def shares(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0) -> dict[str, float]:
@@ -131,9 +131,9 @@ def shares(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0)
     exposed = min(1.0, time.exposed_s / whole)
     pipeline = min(1.0 - exposed, (time.bubble_s + time.straggler_s) / whole)
     group = job.cluster.groups[0]
-    found = dict.fromkeys(PARTS, 0.0)
+    share_of = dict.fromkeys(PARTS, 0.0)
     if group.device.is_cpu:
-        found[ON_CPU] = 1.0 - exposed - pipeline
+        share_of[ON_CPU] = 1.0 - exposed - pipeline
     else:
         own = 1.0 - exposed - pipeline
         computing = min(own, max(0.0, step.device_busy_s / whole - exposed))
@@ -141,13 +141,13 @@ def shares(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0)
         host = HOST if job.runs_alone and job.workload.training.framework == "pytorch" else HOST_OF_RANKS
         if job.cluster.issuer and job.cluster.issuer.measured:
             host = HOST_MEASURED
-        found[host], computing = own * bound, own * (1.0 - bound)
+        share_of[host], computing = own * bound, own * (1.0 - bound)
         for part, share in computing_parts(step, costs, tier, unmeasured).items():
-            found[part] = computing * share
-    found[_network(job)] += exposed
-    found[PIPELINE] = pipeline
-    found[EXPERTS] = float(_has_experts(step.layout.graph))
-    return found
+            share_of[part] = computing * share
+    share_of[_network(job)] += exposed
+    share_of[PIPELINE] = pipeline
+    share_of[EXPERTS] = float(_has_experts(step.layout.graph))
+    return share_of
 
 
 def computing_parts(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0) -> dict[str, float]:

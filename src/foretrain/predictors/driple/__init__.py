@@ -1,4 +1,4 @@
-"""Driple: a graph network that forecasts how busy device, memory and network are."""
+"""Forecasts how busy device, memory and network are by a graph network: Driple."""
 
 from foretrain.predictors.driple.predictor import DriplePredictor
 from foretrain.predictors.driple.resources import resource_figures

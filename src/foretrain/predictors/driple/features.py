@@ -49,18 +49,18 @@ def figures_of(run: Run) -> Array | None:
     resources = run.provenance.get("resources") or {}
     known: Mapping[str, float] = resources.get("figures") or {}
     ends = (resources.get("series") or {}).get("ends_s") or ()
-    found = np.array(
+    figures = np.array(
         [known.get(name, run.measured.get(name, math.nan)) for name in TARGETS], dtype=np.float64
     )
     if known and not ends:
         return None
     if known:
-        found[SPANS] = np.minimum(found[SPANS] / max(ends), 1.0)
+        figures[SPANS] = np.minimum(figures[SPANS] / max(ends), 1.0)
     else:
-        found[np.isin(TARGETS, TWELVE)] = math.nan
+        figures[np.isin(TARGETS, TWELVE)] = math.nan
     if known and "network_shared_by" not in resources:
-        found[NETWORK_FIGURES] = math.nan  # of an interface, for who knows how many ranks
-    return found if np.isfinite(found).any() else None
+        figures[NETWORK_FIGURES] = math.nan  # of an interface, for who knows how many ranks
+    return figures if np.isfinite(figures).any() else None
 
 
 def scaled(figures: Array) -> Array:
@@ -206,8 +206,8 @@ def reference_groups(graph: OpGraph, *, groups: int = GROUPS, seed: int = 42) ->
     if not len(flow):
         raise UnsupportedJob("driple: a step whose operators do not depend on one another")
     flow = flow.subgraph(max(networkx.connected_components(flow), key=len))
-    found = networkx.algorithms.community.asyn_fluidc(flow, min(groups, len(flow)), seed=seed)
-    members = [sorted(group) for group in found]
+    communities = networkx.algorithms.community.asyn_fluidc(flow, min(groups, len(flow)), seed=seed)
+    members = [sorted(group) for group in communities]
     group_of = {i: number for number, group in enumerate(members) for i in group}
     rows = [
         [
@@ -342,14 +342,14 @@ def _node_of_op(layers: Sequence[str], phases: Sequence[int], most: int) -> npt.
     for depth in range(deepest, 0, -1):
         numbers: dict[tuple[str, int], int] = {}
         cut = {layer: ".".join(layer.split(".")[:depth]) for layer in set(layers)}
-        found = [
+        nodes = [
             numbers.setdefault((cut[layer], phase), len(numbers))
             for layer, phase in zip(layers, phases, strict=True)
         ]
         if len(numbers) <= most:
-            return np.array(found, dtype=np.int64)
+            return np.array(nodes, dtype=np.int64)
         if depth == 1:
-            return np.array(found, dtype=np.int64) * most // len(numbers)
+            return np.array(nodes, dtype=np.int64) * most // len(numbers)
     return np.zeros(0, dtype=np.int64)
 
 

@@ -305,14 +305,14 @@ def train(
 def borne_out(held_out: Array, targets: Array) -> Array:
     """How much of what was learned of each figure held on runs that were held out: a correction that made
     them worse is left out but for a trace."""
-    found = np.ones(targets.shape[1])
+    trust = np.ones(targets.shape[1])
     for figure in range(targets.shape[1]):
         there = np.isfinite(targets[:, figure]) & np.isfinite(held_out[:, figure])
         if there.sum() >= ENOUGH:
             wanted, learned = targets[there, figure], held_out[there, figure]
             off = [float(np.abs(wanted - gain * learned).mean()) for gain in _GAINS]
-            found[figure] = _GAINS[int(np.argmin(off))]
-    return found
+            trust[figure] = _GAINS[int(np.argmin(off))]
+    return trust
 
 
 def _trained(kind: Kind, inside: Samples, outside: Samples | None, seed: int) -> Member:
@@ -386,12 +386,12 @@ def _loss(member: Member, inputs: tuple[Batch, Tensor, Tensor, Tensor]) -> Tenso
     wanted = (targets - member.target_mean) / member.target_scale
     weight = torch.isfinite(wanted).float() * member.known
     wanted = torch.nan_to_num(wanted)
-    found = member(batch, graph_of, beside)
+    figures = member(batch, graph_of, beside)
     robust = member.kind == "improved"
     each = (
-        nn.functional.smooth_l1_loss(found, wanted, beta=BEND, reduction="none")
+        nn.functional.smooth_l1_loss(figures, wanted, beta=BEND, reduction="none")
         if robust
-        else (found - wanted) ** 2
+        else (figures - wanted) ** 2
     )
     return (each * weight).sum() / weight.sum().clamp(min=1.0)
 

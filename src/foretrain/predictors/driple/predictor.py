@@ -1,5 +1,5 @@
-"""Driple: a graph neural network that tells from a step's graph how busy device, memory and network will be;
-tailored to a new setting by transfer."""
+"""Forecasts by Driple how busy device, memory and network will be: a graph neural network tells it from a
+step's graph, and is tailored to a new setting by transfer."""
 
 from __future__ import annotations
 
@@ -350,18 +350,16 @@ def _number_row(job: Job) -> dict[str, float | None]:
 def _seen(jobs: Sequence[Job], before: Seen | None) -> Seen:
     """What jobs have, and others before them."""
     rows = [_number_row(job) for job in jobs]
-    found = Seen.of(
-        jobs, {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _NUMBERS}
-    )
+    seen = Seen.of(jobs, {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _NUMBERS})
     if before is None:
-        return found
+        return seen
     settings = {
         name: (*before.settings[name], *(value for value in values if value not in before.settings[name]))
-        for name, values in found.settings.items()
+        for name, values in seen.settings.items()
     }
     numbers = {
         name: tuple(sorted({*values, *before.numbers.values[name]}))
-        for name, values in found.numbers.values.items()
+        for name, values in seen.numbers.values.items()
     }
     return Seen(workload="", settings=settings, numbers=Numbers(values=numbers))
 
@@ -397,12 +395,16 @@ def _figures(run: Run) -> Array:
     return found
 
 
+_WIDE = (-0.8, -0.4, 0.4, 0.8)
+"""Quantiles of residuals, as ``SHARES``, where too few figures were held out to tell."""
+
+
 def _spread(residuals: Array) -> Array:
     """Quantiles of the residuals of each figure, zero among them; wide where too few were held out."""
     rows = []
     for column in residuals.T:
         known = column[np.isfinite(column)]
-        bounds = np.quantile(known, SHARES) if len(known) >= 2 * _FEW else np.array([-0.8, -0.4, 0.4, 0.8])
+        bounds = np.quantile(known, SHARES) if len(known) >= 2 * _FEW else np.array(_WIDE)
         rows.append(
             [
                 min(bounds[0], bounds[1], 0.0),

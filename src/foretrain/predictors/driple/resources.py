@@ -19,7 +19,7 @@ from foretrain.predictors.driple.predictor import DriplePredictor
 from foretrain.predictors.driple.whitebox import (
     CPU_PERIOD_S,
     THRESHOLD,
-    Use,
+    ResourceUse,
     Whitebox,
     figures_in,
     period_s,
@@ -43,7 +43,7 @@ class Resources:
     """By the names in ``TARGETS``; idle and active spans in seconds."""
     by: Mapping[str, str]
     window_s: float
-    steps: Use
+    steps: ResourceUse
     """A few steps as the schedule has them."""
     drawn_steps: int = _DRAWN_STEPS
     sampled_s: float = CPU_PERIOD_S
@@ -110,7 +110,7 @@ def resources(forecast: Forecast) -> Resources:
 
 
 def _agree(
-    group: Sequence[str], known: Mapping[str, float], names: Sequence[str], window: Use, link: float
+    group: Sequence[str], known: Mapping[str, float], names: Sequence[str], window: ResourceUse, link: float
 ) -> bool:
     """Whether idle times, active times and peaks can be those of resources with these averages, over this
     link."""
@@ -131,7 +131,7 @@ def _agree(
     return True
 
 
-def _throughout(idle_s: float, active_s: float, window: Use) -> bool:
+def _throughout(idle_s: float, active_s: float, window: ResourceUse) -> bool:
     """Whether there is no room for idle spans: shorter than a sample, or more than active ones leave."""
     window_s = window.period_s * len(window.values["network_tx"])
     return idle_s < window.period_s / 2 or idle_s + active_s > window_s * (1 + 1e-9)

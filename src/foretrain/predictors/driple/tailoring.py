@@ -141,21 +141,21 @@ def _regression(columns: Array, off: Array) -> Array:
 
 def _left_out(members: Sequence[_Reading], targets: Array, groups: Sequence[str]) -> Array:
     """The figures of each run by a network that was tailored to the runs of other groups."""
-    found = np.zeros(targets.shape)
+    figures = np.zeros(targets.shape)
     for part in parts_apart(groups, _CHECKS, 0):
         others = sorted(set(range(len(targets))) - set(part))
         for one in members:
             weights = one.part(others).tailored(targets[others])
-            found[part] += one.part(part).figures(weights) / len(members)
-    return found
+            figures[part] += one.part(part).figures(weights) / len(members)
+    return figures
 
 
-def _error(found: Array, targets: Array) -> float:
+def _error(figures: Array, targets: Array) -> float:
     """The mean over figures, each in its own deviation."""
     measured = np.isfinite(targets).any(axis=0)
-    found, targets = found[:, measured], targets[:, measured]
+    figures, targets = figures[:, measured], targets[:, measured]
     scale = np.nanstd(targets, axis=0)
-    off = np.nanmean(np.abs(found - targets), axis=0)[scale > 1e-6] / scale[scale > 1e-6]
+    off = np.nanmean(np.abs(figures - targets), axis=0)[scale > 1e-6] / scale[scale > 1e-6]
     return float(off.mean()) if len(off) else 0.0
 
 

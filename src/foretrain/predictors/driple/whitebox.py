@@ -39,12 +39,12 @@ COPY_BYTES, REQUEST_BYTES = 1.067, 0.064
 _SIZEABLE_BYTES, _BOUND = 5e6, 0.8
 """Batches whose handing over can be told from noise, and the share of the pace at which loaders set it."""
 WINDOW_S, FEWEST_STEPS = 0.5, 3
+"""The window that the figures are of: as many steps as fill the time, but a few at least; as a campaign
+measures it."""
 _TELLING = 4
 """Sizes of jobs from which on runs tell how much is held for each byte of tensors."""
 _OVER_TIME = np.isin(TARGETS, (MEANS[0], *MEANS[2:], "memory_busy"))
 """Averages of what a step does, which a longer step has less of."""
-"""The window that the figures are of: as many steps as fill the time, but a few at least; as a campaign
-measures it."""
 _FLOORS = {"device_utilization": 0.02, "memory_utilization": 0.0, "network_rx": 20e3, "network_tx": 20e3}
 
 
@@ -75,7 +75,7 @@ class Levels:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Use:
+class ResourceUse:
     """The four resources of a rank over a window, in samples of equal length."""
 
     period_s: float
@@ -97,7 +97,7 @@ class Whitebox:
         found[_OVER_TIME] *= self._handed_share(forecast)
         return found
 
-    def use(self, forecast: Forecast, steps: int | None = None, samples: int | None = None) -> Use:
+    def use(self, forecast: Forecast, steps: int | None = None, samples: int | None = None) -> ResourceUse:
         """The resources over a measuring window, or over so many steps in so many samples."""
         job = forecast.job
         step, feeding = self._fed(_step_use(forecast), job)
@@ -112,7 +112,7 @@ class Whitebox:
             received, sent = self._host_link(feeding.copies.sampled(ends_s)[1], forecast, each_s)
         values = (busy, np.full(samples, self.held(forecast)), received, sent)
         read = forecast.quantities.get("memory_busy")
-        return Use(
+        return ResourceUse(
             period_s=window / samples,
             values=dict(zip(RESOURCES, values, strict=True)),
             memory_busy=math.nan if read is None else read.median,
@@ -236,13 +236,13 @@ def _steps_in_window(step_time_s: float) -> int:
     return max(FEWEST_STEPS, math.ceil(WINDOW_S / step_time_s))
 
 
-def figures_in(use: Use) -> Array:
+def figures_in(use: ResourceUse) -> Array:
     """As ``TARGETS`` names them, of resources over a window; spans as shares of it."""
-    found: dict[str, float] = {"memory_busy": use.memory_busy}
+    figures: dict[str, float] = {"memory_busy": use.memory_busy}
     for name, mean in zip(RESOURCES, MEANS, strict=True):
         values = use.values[name]
-        found[mean] = float(values.mean())
-        found.update(
+        figures[mean] = float(values.mean())
+        figures.update(
             dict(
                 zip(
                     [one for one in TWELVE if one.startswith(name)],
@@ -251,7 +251,7 @@ def figures_in(use: Use) -> Array:
                 )
             )
         )
-    return np.array([found[name] for name in TARGETS])
+    return np.array([figures[name] for name in TARGETS])
 
 
 def _three(values: Array, floor: float) -> tuple[float, float, float]:
@@ -263,7 +263,7 @@ def _three(values: Array, floor: float) -> tuple[float, float, float]:
     on = [piece for piece in pieces if active[piece[0]]]
     off = [piece for piece in pieces if not active[piece[0]]]
     lengths = [
-        float(np.mean([len(piece) for piece in some])) / len(values) if some else 0.0 for some in (off, on)
+        float(np.mean([len(piece) for piece in runs])) / len(values) if runs else 0.0 for runs in (off, on)
     ]
     return lengths[0], lengths[1], float(np.mean([values[piece].max() for piece in on])) if on else 0.0
 
@@ -325,12 +325,12 @@ def _with_gpu(levels: Levels, known: Sequence[tuple[Run, Array, Forecast]]) -> L
         usual_s, size = alone_s.get(graph_key(run.job)), loaded_bytes(run.job)
         if usual_s is not None and size > _SIZEABLE_BYTES and loading_s < _BOUND * pace_s:
             handing.append((pace_s - usual_s) / size)
-    found = {}
+    fitted = {}
     if contexts:
-        found["context_bytes"] = max(0.0, float(np.nanmedian(contexts)))
+        fitted["context_bytes"] = max(0.0, float(np.nanmedian(contexts)))
     if launches:
         both = np.nanmedian(np.array(launches), axis=0)
-        found["launch_received_bytes"], found["launch_sent_bytes"] = np.maximum(both, 0.0).tolist()
+        fitted["launch_received_bytes"], fitted["launch_sent_bytes"] = np.maximum(both, 0.0).tolist()
     if handing:
-        found["handing_s_per_byte"] = max(0.0, float(np.median(handing)))
-    return dataclasses.replace(levels, **found)
+        fitted["handing_s_per_byte"] = max(0.0, float(np.median(handing)))
+    return dataclasses.replace(levels, **fitted)

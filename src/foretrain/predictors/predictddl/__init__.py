@@ -1,4 +1,4 @@
-"""PredictDDL: an embedding of the graph and features of the cluster, regressed to a time."""
+"""Forecasts step times by an embedding of the graph and features of the cluster: PredictDDL."""
 
 from foretrain.predictors.predictddl.predictor import PredictDDLPredictor
 

@@ -51,7 +51,7 @@ _LEAST_S, _STEP = 1e-12, 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Law:
+class ParameterSet:
     """Names of parameters in their order, guesses of each, and how well guesses are known.
 
     A parameter is the logarithm of its ratio to its guess. After them come those of machines: the logarithm
@@ -89,7 +89,7 @@ def _links(in_a_node: float, delay_s: float) -> dict[str, float]:
     return dict(zip(LINK_TERMS, (*guessed, *guessed), strict=True))
 
 
-CPU = Law(
+CPU = ParameterSet(
     {
         **dict.fromkeys(_CPU_TERMS[: len(COMPUTING)], 2.0),
         **dict.fromkeys(_CPU_TERMS[len(COMPUTING) : -1], 80.0),  # of one core; the rate is of all of them
@@ -115,7 +115,7 @@ _HOST_TERMS = tuple(f"host: {name}" for name in gpu.HOST_TERMS)
 _WEIGHTS = tuple(f"{kind}: {trait}" for kind in gpu.GPU_KINDS for trait in gpu.TRAITS)
 _ANY_DEVIATION, _TRAIT_DEVIATION = 1.0, 0.3
 """How far weights of traits may lie from 0; the first is what is always there."""
-GPU = Law(
+GPU = ParameterSet(
     {
         **dict.fromkeys(_WEIGHTS, 1.0),
         **dict(zip(_HOST_TERMS, gpu.GUESSED_HOST.tolist(), strict=True)),
@@ -158,13 +158,13 @@ class Physics:
     """The place of the machine among those that are known; -1 for any other."""
 
     @property
-    def law(self) -> Law:
+    def law(self) -> ParameterSet:
         return GPU if self.device.dtype == object else CPU
 
     @functools.cached_property
-    def side_by_side(self) -> gpu.Calls:
+    def side_by_side(self) -> gpu.StackedWork:
         """What GPUs do."""
-        return gpu.Calls(self.device.tolist())
+        return gpu.StackedWork(self.device.tolist())
 
     def __getitem__(self, chosen: Any) -> Physics:
         return Physics(
@@ -273,8 +273,8 @@ def _core_time(fitted: Mapping[str, float], terms: Physics) -> Array:
 
 
 class _GpuTime(NamedTuple):
-    worker: gpu.Played
-    busy: gpu.Played
+    worker: gpu.PlayedTimes
+    busy: gpu.PlayedTimes
     idle: Array
     """How the worker's seconds change with the logarithm of "starts idle"."""
 
@@ -290,7 +290,9 @@ def _gpu_time(logs: Array, terms: Physics, *, slopes: bool = False) -> _GpuTime:
     seconds = share * alone.seconds + (1 - share) * many.seconds + _LEAST_S
     by_both = share * alone.slopes + (1 - share) * many.slopes
     idle = share * (1 - share) * (alone.seconds - many.seconds)
-    return _GpuTime(gpu.Played(seconds, by_both), gpu.Played(busy.seconds + _LEAST_S, busy.slopes), idle)
+    return _GpuTime(
+        gpu.PlayedTimes(seconds, by_both), gpu.PlayedTimes(busy.seconds + _LEAST_S, busy.slopes), idle
+    )
 
 
 def least(terms: Physics) -> Array:
@@ -317,7 +319,7 @@ def fit_baseline(
     if near is not None:
         deviation = np.minimum(_TYPE_DEVIATION, _TYPE_DEVIATION * deviation)
     measured = len(law.names) + np.unique(terms.machine[terms.machine >= 0])
-    told = np.zeros(len(targets), dtype=np.bool_) if busy is None or law is CPU else np.isfinite(busy)
+    has_busy = np.zeros(len(targets), dtype=np.bool_) if busy is None or law is CPU else np.isfinite(busy)
 
     def parameters(logs: Array) -> Array:
         """What all machines share is in the other parameters: theirs are beside the mean."""
@@ -328,18 +330,18 @@ def fit_baseline(
 
     def residuals(logs: Array) -> Array:
         values, misses = parameters(logs), [(logs - start) / deviation]
-        if busy is not None and told.any():
-            misses.insert(0, (np.log(_gpu_time(values, terms).busy.seconds) - busy)[told] / _NOISE)
+        if busy is not None and has_busy.any():
+            misses.insert(0, (np.log(_gpu_time(values, terms).busy.seconds) - busy)[has_busy] / _NOISE)
         return np.concatenate([(baseline(values, terms) - targets) / _NOISE, *misses])
 
     fit = least_squares(
         residuals, start, loss="soft_l1", f_scale=_OUTLIER, max_nfev=_EVALUATIONS, ftol=_SETTLED,
-        jac="2-point" if law is CPU else lambda logs: _gpu_slopes(logs, terms, deviation, told),
+        jac="2-point" if law is CPU else lambda logs: _gpu_slopes(logs, terms, deviation, has_busy),
     )  # fmt: skip
     return parameters(np.asarray(fit.x, dtype=np.float64))
 
 
-def _gpu_slopes(logs: Array, terms: Physics, deviation: Array, told: npt.NDArray[np.bool_]) -> Array:
+def _gpu_slopes(logs: Array, terms: Physics, deviation: Array, has_busy: npt.NDArray[np.bool_]) -> Array:
     """Of the residuals of a fit to GPUs: of what is played in closed form, of the rest by small steps."""
     law, played = terms.law, len(_WEIGHTS) + len(_HOST_TERMS)
     fitted = law.values(logs)
@@ -356,6 +358,6 @@ def _gpu_slopes(logs: Array, terms: Physics, deviation: Array, told: npt.NDArray
         moved[place] += _STEP
         other, _ = _with_others(law.values(moved), _slowness(moved, terms), time.worker.seconds, terms)
         slopes[:, place] = (other - log_times) / _STEP
-    of_busy = np.zeros((int(told.sum()), len(logs)))
-    of_busy[:, :played] = (time.busy.slopes / time.busy.seconds[:, None])[told]
+    of_busy = np.zeros((int(has_busy.sum()), len(logs)))
+    of_busy[:, :played] = (time.busy.slopes / time.busy.seconds[:, None])[has_busy]
     return np.concatenate([slopes / _NOISE, of_busy / _NOISE, np.diag(1 / deviation)])

@@ -52,6 +52,8 @@ class Wave:
 
 @dataclass(frozen=True, eq=False)
 class GraphBatch:
+    """Several graphs side by side, with the waves in which messages pass through them."""
+
     features: Tensor
     graph_of: Tensor
     forward: tuple[Wave, ...]

@@ -118,7 +118,7 @@ def _summed(graph: OpGraph, device: Device) -> DeviceWork:
         np.column_stack([part, index])[launches], axis=0, return_counts=True
     ) if launches.any() else (np.zeros((0, 2), dtype=np.int64), np.zeros(0))  # fmt: skip
     kinds = [_kind(operator) for operator in graph.operators]
-    found = [
+    described = [
         _seconds_and_traits(operator, kind, device, precision)
         for operator, kind in zip(graph.operators, kinds, strict=True)
     ]
@@ -127,8 +127,8 @@ def _summed(graph: OpGraph, device: Device) -> DeviceWork:
     return DeviceWork(
         part=places[:, 0],
         kind=np.array([GPU_KINDS.index(kind) for kind in kinds], dtype=np.int64)[chosen],
-        traits=np.array([one[1] for one in found]).reshape(-1, len(TRAITS))[chosen],
-        seconds=np.array([one[0] for one in found])[chosen] * counts,
+        traits=np.array([one[1] for one in described]).reshape(-1, len(TRAITS))[chosen],
+        seconds=np.array([one[0] for one in described])[chosen] * counts,
         host=_calls(graph, np.array(kinds), part, launches, casting=precision.startswith("amp")),
         kernels=float(kernels[index].sum()),
     )
@@ -151,7 +151,9 @@ def _calls(
     casting: bool,
 ) -> Array:
     index = graph.operator_index
-    computing, norms = (np.isin(kinds, some)[index] for some in (_COMPUTING, ("channel norm", "row norm")))
+    computing, norms = (
+        np.isin(kinds, families)[index] for families in (_COMPUTING, ("channel norm", "row norm"))
+    )
     forward, backward, optimizer = (
         graph.phase_index == PHASES.index(name) for name in ("forward", "backward", "optimizer")
     )
@@ -191,7 +193,7 @@ def _seconds_and_traits(
     intensity = 0.0
     if kind in _COMPUTING:
         intensity = math.log(max(computing_s, 1e-9) / max(moving_s, 1e-9))
-    found = (
+    raw_traits = (
         *(math.log(seconds / _USUAL_S), intensity),
         *(math.log(max(width, 1) / _USUAL_WIDTH) for width in widths),
         window,
@@ -201,7 +203,7 @@ def _seconds_and_traits(
         float(half > 0 and any(width % _TILE for width in widths)),
         float(any(spec.channels_last for spec in operator.inputs)),
     )
-    clipped = (min(max(one, -_FARTHEST_TRAIT), _FARTHEST_TRAIT) for one in found)
+    clipped = (min(max(one, -_FARTHEST_TRAIT), _FARTHEST_TRAIT) for one in raw_traits)
     return seconds, [1.0, *clipped, *flags]
 
 
@@ -236,7 +238,7 @@ def _kind(operator: Operator) -> str:
 # The law
 
 
-class Calls:
+class StackedWork:
     """The work of several runs side by side."""
 
     def __init__(self, works: Sequence[DeviceWork]) -> None:
@@ -264,7 +266,7 @@ class Calls:
         return total, by_weight.reshape(*shape, kinds * count)
 
 
-class Played(NamedTuple):
+class PlayedTimes(NamedTuple):
     """Seconds of each run, and how they change with the parameters of device and host (one after the
     other)."""
 
@@ -272,7 +274,7 @@ class Played(NamedTuple):
     slopes: Array
 
 
-def play(device_s: Array, host: Array, by_device: Array) -> tuple[Played, Played, Played]:
+def play(device_s: Array, host: Array, by_device: Array) -> tuple[PlayedTimes, PlayedTimes, PlayedTimes]:
     """A step that starts with both idle, one of many without a pause, and the device alone.
 
     ``device_s`` are the seconds of each run and part and ``by_device`` their slopes, ``host`` the seconds of
@@ -293,8 +295,8 @@ def play(device_s: Array, host: Array, by_device: Array) -> tuple[Played, Played
         done = np.maximum(ended, issued)
     busy_s, of_device = device_s.sum(axis=1), np.zeros_like(by_host)
     of_device[:, :terms] = by_device.sum(axis=1)
-    many = Played(np.maximum(issued, busy_s), np.where((issued > busy_s)[:, None], by_host, of_device))
-    return Played(done, by_both), many, Played(busy_s, of_device)
+    many = PlayedTimes(np.maximum(issued, busy_s), np.where((issued > busy_s)[:, None], by_host, of_device))
+    return PlayedTimes(done, by_both), many, PlayedTimes(busy_s, of_device)
 
 
 # Columns

@@ -1,4 +1,5 @@
-"""PredictDDL: regresses the step time on an embedding of the graph and features of the cluster."""
+"""Forecasts by PredictDDL: regresses the step time on an embedding of the graph and features of the
+cluster."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ _REMEMBERED = 4096
 """Embeddings that are kept, by graph content."""
 
 
-class Embedder:
+class GraphEmbedder:
     """A trained network that remembers what it has embedded, by the content of the graph; safe for many
     threads."""
 
@@ -132,7 +133,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
     settings: ClassVar[type[Any] | None] = PredictDDLSettings
 
     def __init__(
-        self, *, form: Form = "ratio", embedding: Path | Embedder | None = None,
+        self, *, form: Form = "ratio", embedding: Path | GraphEmbedder | None = None,
         candidates: Sequence[str] = tuple(CANDIDATES)
     ) -> None:  # fmt: skip
         self.form, self.embedding, self.candidates = form, embedding, tuple(candidates)
@@ -276,19 +277,19 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         rest = problem.targets - problem.based(baselines)
         labels, learned = np.array(problem.groups), {}
         for kind, choice in choices.items():
-            mine = np.array(problem.types) == kind
-            model = Scaled.learn(CANDIDATES[choice.name](), problem.rows[mine], rest[mine])
+            of_kind = np.array(problem.types) == kind
+            model = Scaled.learn(CANDIDATES[choice.name](), problem.rows[of_kind], rest[of_kind])
             learned[kind] = Trained.of(
-                model, problem.rows[mine], problem.targets[mine] - choice.held_out, labels[mine],
-                [job for job, is_mine in zip(jobs, mine, strict=True) if is_mine],
+                model, problem.rows[of_kind], problem.targets[of_kind] - choice.held_out, labels[of_kind],
+                [job for job, is_mine in zip(jobs, of_kind, strict=True) if is_mine],
                 baseline=baselines.get(kind), chosen=choice.name, errors=choice.errors, machines=machines,
             )  # fmt: skip
         return learned
 
-    def _embedder(self) -> Embedder:
+    def _embedder(self) -> GraphEmbedder:
         if self.embedding is None:
             raise InputError("embedding: this predictor was made without one")
-        if isinstance(self.embedding, Embedder):
+        if isinstance(self.embedding, GraphEmbedder):
             return self.embedding
         return load_embedding(self.embedding)
 
@@ -359,9 +360,9 @@ def _parameters() -> dict[str, list[str]]:
 
 
 @functools.lru_cache(maxsize=8)
-def load_embedding(path: Path) -> Embedder:
+def load_embedding(path: Path) -> GraphEmbedder:
     """The embedding of a file, read once."""
-    return Embedder(embedding_module().load(path))
+    return GraphEmbedder(embedding_module().load(path))
 
 
 _digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()

@@ -1,5 +1,5 @@
-"""What PredictDDL learned for one dataset type: how far a job lies from it, how wide that makes the interval,
-and how it is kept."""
+"""Holds what PredictDDL learned for one dataset type: how far a job lies from it, how wide that makes the
+interval, and how it is kept."""
 
 from __future__ import annotations
 
@@ -84,12 +84,14 @@ class Trained:
         each was held out (not a number where none could be)."""
         apart = _apart(model, rows, groups)
         usual, reach = (float(np.quantile(apart, share)) for share in (0.5, 0.95))
-        told = np.isfinite(left)
-        left = left[told] / _widening(apart[told], usual)
+        is_left_out = np.isfinite(left)
+        left = left[is_left_out] / _widening(apart[is_left_out], usual)
         hosts, places = (np.array([of(job) for job in jobs]) for of in (machine_of, _place))
-        noise = dict.fromkeys(hosts.tolist(), 1.0) | _noise(left, hosts[told])
-        noise |= {place: size for place, size in _noise(left, places[told]).items() if place not in noise}
-        ratios = np.exp(left / np.array([noise[place] for place in places[told].tolist()]))
+        noise = dict.fromkeys(hosts.tolist(), 1.0) | _noise(left, hosts[is_left_out])
+        noise |= {
+            place: size for place, size in _noise(left, places[is_left_out]).items() if place not in noise
+        }
+        ratios = np.exp(left / np.array([noise[place] for place in places[is_left_out].tolist()]))
         return cls(
             model=model, spread=spread_of(ratios, np.ones(len(ratios))),
             types=sorted({dataset_type(job) for job in jobs}),
@@ -243,16 +245,16 @@ def settings(job: Job) -> dict[str, str]:
 def scales(job: Job) -> dict[str, float]:
     """What a job has more or less of than runs, by field: the law is carried on beyond them."""
     cluster = job.cluster
-    found: dict[str, float] = {"workers": cluster.world_size, "cluster.nodes": cluster.nodes}
+    sizes: dict[str, float] = {"workers": cluster.world_size, "cluster.nodes": cluster.nodes}
     if cluster.device.is_cpu:
-        found["cluster.cores_per_device"] = cluster.device.cores
+        sizes["cluster.cores_per_device"] = cluster.device.cores
     if cluster.servers is not None:
-        found["cluster.servers.nodes"] = cluster.servers.nodes
+        sizes["cluster.servers.nodes"] = cluster.servers.nodes
     if job.over_network:
-        found["cluster.inter_node"] = cluster.inter_node.bandwidth_bytes_per_s
+        sizes["cluster.inter_node"] = cluster.inter_node.bandwidth_bytes_per_s
     if cluster.devices_per_node > 1:
-        found["cluster.intra_node"] = cluster.intra_node.bandwidth_bytes_per_s
-    return found
+        sizes["cluster.intra_node"] = cluster.intra_node.bandwidth_bytes_per_s
+    return sizes
 
 
 def _words(name: str, value: float) -> str:
@@ -260,12 +262,12 @@ def _words(name: str, value: float) -> str:
 
 
 def _ranges(jobs: Sequence[Job]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    range_of: dict[str, list[float]] = {}
     for job in jobs:
         for name, value in scales(job).items():
-            low, high = found.get(name, (value, value))
-            found[name] = [min(low, value), max(high, value)]
-    return found
+            low, high = range_of.get(name, (value, value))
+            range_of[name] = [min(low, value), max(high, value)]
+    return range_of
 
 
 def _place(job: Job) -> str:
@@ -295,7 +297,7 @@ def _nearest(
     columns; what never varied counts in units of its own, and only where it differs."""
     varies = np.isfinite(model.deviation)
     units = np.where(varies, model.deviation, _COLUMN_UNIT)
-    here, there = ((some - model.mean) / units for some in (rows, others))
+    here, there = ((figures - model.mean) / units for figures in (rows, others))
     squares = (here**2).sum(axis=1)[:, None] + (there**2).sum(axis=1)[None] - 2 * here @ there.T
     return np.asarray(np.sqrt(np.maximum(squares.min(axis=1), 0.0) / max(int(varies.sum()), 1)))
 

@@ -140,7 +140,7 @@ class _OverGraphs(Objective):
         inside, outside = (
             [i for i in range(len(graphs)) if (i % _HELD_OUT == 0) == held] for held in (False, True)
         )
-        self.batches, self.held_out = (self._grouped(some) for some in (inside, outside))
+        self.batches, self.held_out = (self._grouped(part) for part in (inside, outside))
 
     def _grouped(self, places: Sequence[int]) -> list[tuple[Tensor, GraphBatch]]:
         ordered = sorted(places, key=lambda i: len(self.graphs[i].kinds))
@@ -193,7 +193,7 @@ class Costs(_Regression):
 
 
 @final
-class Histogram(_Regression):
+class OperatorHistogram(_Regression):
     """How many operators of each kind there are, and of which sizes."""
 
     name: ClassVar[str] = "histogram"
@@ -269,5 +269,5 @@ class Contrastive(_OverGraphs):
 
 
 OVER_GRAPHS: dict[str, type[_OverGraphs]] = {
-    one.name: one for one in (Costs, Histogram, WhiteBox, Contrastive)
+    one.name: one for one in (Costs, OperatorHistogram, WhiteBox, Contrastive)
 }

@@ -35,15 +35,15 @@ def _sketch(kind: str, seed: int, most: int) -> Primitives:
 
 def captured(runs: Iterable[Run]) -> list[Primitives]:
     """The models of runs, each once; those that cannot be traced, or are very large, are left out."""
-    found: dict[str, Primitives] = {}
+    graphs: dict[str, Primitives] = {}
     for run in runs:
         label = run.job.workload.model.label
-        if label in found:
+        if label in graphs:
             continue
         try:
             graph = primitives(capture_job(run.job))
         except ForetrainError:
             continue
         if 0 < len(graph.kinds) <= MOST_NODES:
-            found[label] = graph
-    return list(found.values())
+            graphs[label] = graph
+    return list(graphs.values())

@@ -1,4 +1,4 @@
-"""Performance models of jobs on Ray: regressions over data size, workers and resources."""
+"""Forecasts jobs on Ray by performance models: regressions over data size, workers and resources."""
 
 from foretrain.predictors.ray_models.predictor import RayModelsPredictor
 

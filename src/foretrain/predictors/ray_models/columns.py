@@ -24,7 +24,7 @@ measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class ScaleTable:
     """One row per run.
 
     ``work`` is what one worker does in a step: FLOPs of its graph, or samples times their size where no graph
@@ -53,9 +53,9 @@ class Table:
     def __len__(self) -> int:
         return len(self.workers)
 
-    def take(self, rows: Indices | npt.NDArray[np.bool_]) -> Table:
+    def take(self, rows: Indices | npt.NDArray[np.bool_]) -> ScaleTable:
         columns: dict[str, Array] = {name: getattr(self, name)[rows] for name in (*NUMBERS, "levels")}
-        return Table(**columns, forecast_s=None if self.forecast_s is None else self.forecast_s[rows])
+        return ScaleTable(**columns, forecast_s=None if self.forecast_s is None else self.forecast_s[rows])
 
     def number(self, name: str) -> Array:
         column: Array = getattr(self, name)
@@ -77,7 +77,7 @@ class Table:
         }
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Table:
+    def from_dict(cls, document: Mapping[str, Any]) -> ScaleTable:
         columns = {
             name: None if values is None else np.array(values, dtype=np.float64)
             for name, values in document.items()
@@ -112,16 +112,18 @@ class Encoding:
 
     def unseen_links(self, job: Job) -> list[str]:
         """The links of a job that nothing is known of."""
-        told = self.typical_link is not None and job.cluster.groups[0].inter_node.kind == self.link_kind
-        return [name for name in LINKS if not self.seen.has(job, name) and not (told and name == _BETWEEN)]
+        is_typical = self.typical_link is not None and job.cluster.groups[0].inter_node.kind == self.link_kind
+        return [
+            name for name in LINKS if not self.seen.has(job, name) and not (is_typical and name == _BETWEEN)
+        ]
 
     def table(
         self, jobs: Sequence[Job], steps: Sequence[float], forecasts_s: Sequence[float] | None = None
-    ) -> Table:
+    ) -> ScaleTable:
         """The columns; ``forecasts_s`` are of a step."""
         rows = np.array([[*_numbers(job), *_work(job, self.graphs)] for job in jobs], dtype=np.float64)
         counts = np.array(steps, dtype=np.float64)
-        return Table(
+        return ScaleTable(
             **dict(zip(("workers", "nodes", "cores", "work", "traffic"), rows.T, strict=True)),
             steps=counts,
             levels=np.array([self._levels(job) for job in jobs], dtype=np.float64).reshape(len(jobs), -1),

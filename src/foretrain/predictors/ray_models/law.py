@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from foretrain.predictors.ray_models.columns import Array, Table
+from foretrain.predictors.ray_models.columns import Array, ScaleTable
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class Law:
     """Whether the runs have links of several rates."""
 
     @classmethod
-    def fit(cls, table: Table, times_s: Array) -> Law:
+    def fit(cls, table: ScaleTable, times_s: Array) -> Law:
         from scipy.optimize import least_squares
 
         log_times = np.log(times_s)
@@ -130,7 +130,7 @@ class Law:
         best = min(attempts, key=lambda attempt: attempt.cost)
         return cls(parameters=best.x, **typical, several_links=several_links)
 
-    def log_times(self, table: Table) -> Array:
+    def log_times(self, table: ScaleTable) -> Array:
         shared, settings = len(_PRIORS), table.levels.shape[1]
         logs = LawParameters(*self.parameters[:shared])
         shares = LawParameters(*np.exp(np.clip(self.parameters[:shared], -_LARGEST_LOG, _LARGEST_LOG)))
@@ -159,7 +159,7 @@ class Law:
         return log_times
 
 
-def _several_links(table: Table) -> bool:
+def _several_links(table: ScaleTable) -> bool:
     return bool(np.ptp(table.links) > 0)
 
 
@@ -193,7 +193,7 @@ class Sum:
     several_links: bool = False
 
     @classmethod
-    def fit(cls, table: Table, times_s: Array, *, select: bool) -> Sum:
+    def fit(cls, table: ScaleTable, times_s: Array, *, select: bool) -> Sum:
         typical_work = _typical(table.work)
         several_links = _several_links(table)
         rows = _growing(table, typical_work, several_links) / times_s[:, None]
@@ -202,13 +202,13 @@ class Sum:
             weights=_nnls(rows[:, kept]), kept=kept, typical_work=typical_work, several_links=several_links
         )
 
-    def log_times(self, table: Table) -> Array:
+    def log_times(self, table: ScaleTable) -> Array:
         times_s = _growing(table, self.typical_work, self.several_links)[:, self.kept] @ self.weights
         log_times: Array = np.log(np.maximum(times_s, _LEAST_S))
         return log_times
 
 
-def _growing(table: Table, typical_work: float, several_links: bool) -> Array:
+def _growing(table: ScaleTable, typical_work: float, several_links: bool) -> Array:
     workers, nodes, work = table.workers, table.nodes, table.work / typical_work
     constant, several, spread = np.ones(len(workers)), (workers > 1).astype(float), (nodes > 1).astype(float)
     computing = [constant, work, work / table.cores]

@@ -1,4 +1,5 @@
-"""Ray performance models: forecasts a training at other scales of data, workers and cores from its runs."""
+"""Forecasts a training on Ray at other scales of data, workers and cores, by performance models of its
+runs."""
 
 from __future__ import annotations
 
@@ -12,15 +13,14 @@ from typing import Any, ClassVar, Literal, Self, final, get_args
 import numpy as np
 
 from foretrain import predictors
-from foretrain.duration import START, STEPS, Part, of_steps, paced, start_up
+from foretrain.duration import START, STEPS, DurationPart, of_steps, paced, start_up
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor, Progress, Report, take_runs
-from foretrain.predictors.base import Table as Figures
+from foretrain.predictors.base import Predictor, Progress, Report, Table, take_runs
 from foretrain.predictors.blackbox import QUANTITIES, forecast_around, size_of
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, Table, has_graphs
+from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, ScaleTable, has_graphs
 from foretrain.predictors.ray_models.scaling import MOST_START, Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
 from foretrain.predictors.seen import LINKS, Reach, elsewhere, notes_of, number_row
@@ -89,15 +89,15 @@ class RayModelsPredictor(Predictor):
         for run in timed:
             by_model.setdefault(run.job.workload.model.key, []).append(run)
         self.workloads_ = {}
-        models = sum(len(mine) >= _FEWEST for mine in by_model.values())
-        for key, mine in by_model.items():
-            if len(mine) < _FEWEST:
+        models = sum(len(own_runs) >= _FEWEST for own_runs in by_model.values())
+        for key, own_runs in by_model.items():
+            if len(own_runs) < _FEWEST:
                 left_out += [
-                    f"{run.job.workload.model.label}: only {len(mine)} runs of it; {_FEWEST} are needed"
-                    for run in mine
+                    f"{run.job.workload.model.label}: only {len(own_runs)} runs of it; {_FEWEST} are needed"
+                    for run in own_runs
                 ]
             else:
-                self.workloads_[key] = self._learn(mine, models)
+                self.workloads_[key] = self._learn(own_runs, models)
         self.left_out_ = tuple(left_out)
         if not self.workloads_:
             raise InputError(
@@ -118,10 +118,10 @@ class RayModelsPredictor(Predictor):
             )
         seen = known.encoding.seen
         unseen = known.encoding.unseen_links(job)
-        told = [name for name in LINKS if name not in unseen]
-        seen.check(job, self.name, but=LINKS if known.physics else told)
+        seen_links = [name for name in LINKS if name not in unseen]
+        seen.check(job, self.name, but=LINKS if known.physics else seen_links)
         physics = self._predictor().predict(job)["step_time_s"] if known.physics else None
-        asked = _Asked(known=known, job=job, physics=physics, corrected=bool(unseen))
+        asked = _AskedJob(known=known, job=job, physics=physics, corrected=bool(unseen))
         told_by = f"told by the forecast of {self._predictor().name}, which the runs correct"
         notes = [seen.unseen_note(job, name, told_by) for name in unseen]
         step, spread = asked.step()
@@ -143,16 +143,16 @@ class RayModelsPredictor(Predictor):
         self, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> dict[str, list[Check]]:
         """By model, how well its other runs forecast each, with the choice of recipes made without it."""
-        found: dict[str, list[Check]] = {}
+        checks_of: dict[str, list[Check]] = {}
         for workload in self.workloads_.values():
             for kind, model in workload.models.items():
                 label = workload.label if kind == "step" else f"{workload.label}, whole {kind}s"
-                found[label] = check(model.table, model.times_s, self.budget, progress)
-        return {label: rows for label, rows in found.items() if rows}
+                checks_of[label] = check(model.table, model.times_s, self.budget, progress)
+        return {label: rows for label, rows in checks_of.items() if rows}
 
     def report(self, progress: Progress = lambda done, total: None) -> Report:
         """Which recipes won, and how well they do on runs that neither taught nor chose them."""
-        told: list[str | Figures] = [
+        lines: list[str | Table] = [
             f"{workload.label}, {kind}, {where} the runs: "
             f"{' + '.join(recipe.label for recipe in choice.recipes)}"
             for workload in list(self.workloads_.values())[:_TOLD]
@@ -161,14 +161,14 @@ class RayModelsPredictor(Predictor):
         ]
         if len(self.workloads_) > _TOLD:
             count = f"{len(self.workloads_):,} models"
-            return [*told, f"{count}; foretrain evaluate --split interpolate:workers says how well they do"]
+            return [*lines, f"{count}; foretrain evaluate --split interpolate:workers says how well they do"]
         rows = tuple(
             (label, one.dimension, one.kind, one.runs, one.error, one.ernest_error)
             for label, checks in self.checks(progress).items()
             for one in checks
         )
         headings = ("model", "along", "kind", "runs", "mean error", "Ernest")
-        return [*told, *([Figures(headings=headings, rows=rows)] if rows else [])]
+        return [*lines, *([Table(headings=headings, rows=rows)] if rows else [])]
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.workloads_ = {}
@@ -191,14 +191,14 @@ class RayModelsPredictor(Predictor):
             label=runs[0].job.workload.model.label, encoding=encoding, physics=physics, models=models
         )
 
-    def tables(self, runs: Sequence[Run]) -> tuple[Encoding, dict[Kind, tuple[Table, Array]]]:
+    def tables(self, runs: Sequence[Run]) -> tuple[Encoding, dict[Kind, tuple[ScaleTable, Array]]]:
         """The runs of one model as columns and times: of steps, and of epochs or whole trainings, whichever
         are more, where there are enough."""
         jobs = [run.job for run in runs]
         graphs = self.physics is not None and has_graphs(jobs)
         encoding = Encoding.of(jobs, graphs=graphs)
         forecasts_s = self._forecasts_s(jobs) if graphs else None
-        tables: dict[Kind, tuple[Table, Array]] = {}
+        tables: dict[Kind, tuple[ScaleTable, Array]] = {}
         rows_of = {
             kind: [(i, *found) for i, run in enumerate(runs) if (found := _measured(run, kind))]
             for kind in get_args(Kind)
@@ -283,16 +283,16 @@ def _measured(run: Run, kind: Kind) -> tuple[float, float] | None:
     """Steps and seconds: of one step, of an epoch, or of the whole training where no epoch was timed."""
     training = run.job.workload.training
     epoch, total = training.steps_per_epoch, training.total_steps
-    found = {
+    measured = {
         name: (float(count), run.measured[name])
         for name, count in (("step_time_s", 1), ("epoch_time_s", epoch), ("total_time_s", total))
         if count and 0 < run.measured.get(name, 0.0) < math.inf
     }
     if kind != "training":
-        return found.get(f"{kind}_time_s")
-    if "epoch_time_s" in found or "total_time_s" not in found:
+        return measured.get(f"{kind}_time_s")
+    if "epoch_time_s" in measured or "total_time_s" not in measured:
         return None
-    steps, total_s = found["total_time_s"]
+    steps, total_s = measured["total_time_s"]
     try:
         return steps, total_s - _beside_s(run.job, total_s)
     except ForetrainError:  # such as a model whose checkpoints have no known size
@@ -327,7 +327,7 @@ _OUTSIDE = ("micro-batches", "parameter servers", "nodes of servers", "samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _AskedJob:
     """A job, and what was learned of its model."""
 
     known: ScaledWorkload
@@ -362,7 +362,7 @@ class _Asked:
             quantities["total_time_s"] = whole.time_s
         return dataclasses.replace(forecast, quantities=quantities, duration=whole)
 
-    def _steps(self, kind: Kind) -> tuple[float, float, Factors, Part | None]:
+    def _steps(self, kind: Kind) -> tuple[float, float, Factors, DurationPart | None]:
         """As many steps as runs of a kind have times of, their seconds and interval, and the start-up that
         the times of trainings hold beside them."""
         training = self.job.workload.training
@@ -399,8 +399,8 @@ class _Asked:
         typical = self.known.encoding.typical_link
         assert typical is not None
         ends = dict.fromkeys((known[0] * typical, known[-1] * typical))
-        told, *have = [format_count(8 * one, "b/s") for one in (rate, *ends)]
-        return f"beyond the runs in the rate between nodes: {told}, they have {' to '.join(have)}"
+        asked_rate, *have = [format_count(8 * one, "b/s") for one in (rate, *ends)]
+        return f"beyond the runs in the rate between nodes: {asked_rate}, they have {' to '.join(have)}"
 
     def _time_s(self, kind: Kind, steps: float, start_s: float = 0.0) -> tuple[float, Factors]:
         """Seconds of so many steps, and the interval; ``start_s`` of them do not grow with the steps."""
@@ -413,12 +413,12 @@ class _Asked:
         grown, _ = self.known.encoding.seen.on_machine(self.job, Reach().grown(spread, away, numbers))
         return time_s, grown
 
-    def _table(self, steps: float) -> Table:
-        told = None if self.physics is None else [self.physics.median]
-        return self.known.encoding.table([self.job], [steps], told)
+    def _table(self, steps: float) -> ScaleTable:
+        physics_s = None if self.physics is None else [self.physics.median]
+        return self.known.encoding.table([self.job], [steps], physics_s)
 
 
-def _corrected(model: ScaleModel, table: Table, physics: Estimate | None) -> tuple[float, Factors]:
+def _corrected(model: ScaleModel, table: ScaleTable, physics: Estimate | None) -> tuple[float, Factors]:
     """The forecast's time, times what runs take in the median of theirs; both are unsure."""
     assert physics is not None
     assert table.forecast_s is not None

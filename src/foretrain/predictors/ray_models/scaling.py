@@ -14,7 +14,7 @@ import numpy.typing as npt
 from foretrain.fanout import fan_out
 from foretrain.predictors.blackbox import UNSURE
 from foretrain.predictors.conformal import Factors, factors
-from foretrain.predictors.ray_models.columns import NUMBERS, Array, Table
+from foretrain.predictors.ray_models.columns import NUMBERS, Array, ScaleTable
 from foretrain.predictors.ray_models.search import (
     FEW,
     Budget,
@@ -26,7 +26,7 @@ from foretrain.predictors.ray_models.search import (
     search,
 )
 from foretrain.predictors.ray_models.techniques import MEANS, Recipe, learn, means_of, single_threaded
-from foretrain.predictors.seen import Along, Away, LeftOut, Numbers, Reach, aways, inner_parts, row_of
+from foretrain.predictors.seen import Along, Away, LeftOutAlong, Numbers, Reach, aways, inner_parts, row_of
 from foretrain.splits import Part, extrapolation, interpolation
 
 _MOST_RECIPES = 5
@@ -76,7 +76,7 @@ class ScaleModel:
     """
 
     @single_threaded()
-    def __init__(self, table: Table, times_s: Array, inside: Blend, beyond: Blend, reach: Reach) -> None:
+    def __init__(self, table: ScaleTable, times_s: Array, inside: Blend, beyond: Blend, reach: Reach) -> None:
         self.table, self.times_s, self.inside, self.beyond = table, times_s, inside, beyond
         self.reach, self.numbers = reach, Numbers.of(table.scales)
         means = {recipe.mean for recipe in (*inside.recipes, *beyond.recipes)}
@@ -90,7 +90,7 @@ class ScaleModel:
     @single_threaded()
     def fit(
         cls,
-        table: Table,
+        table: ScaleTable,
         times_s: Array,
         budget: Budget,
         progress: Callable[[int, int], None] = lambda done, total: None,
@@ -111,7 +111,7 @@ class ScaleModel:
         left_out += _left_out(table, inner, np.concatenate(gaps) if gaps else np.zeros(0), inside.spread)
         return cls(table, times_s, inside, outside, Reach.of(left_out))
 
-    def log_times(self, table: Table) -> Array:
+    def log_times(self, table: ScaleTable) -> Array:
         inside, beyond = (
             np.average([tell(table) for tell in self._tells[name]], axis=0, weights=choice.weights)
             for name, choice in (("inside", self.inside), ("beyond", self.beyond))
@@ -121,7 +121,7 @@ class ScaleModel:
 
     def tell(
         self,
-        table: Table,
+        table: ScaleTable,
         data: Collection[str] = (),
         *,
         start_s: float = 0.0,
@@ -142,11 +142,11 @@ class ScaleModel:
             time_s = start_s + (whole_s - start_s) * steps / known
         return time_s, self.reach.grown(inner, self.away(table), self.numbers, data=data)
 
-    def is_beyond(self, table: Table) -> npt.NDArray[np.bool_]:
+    def is_beyond(self, table: ScaleTable) -> npt.NDArray[np.bool_]:
         """Whether a row lies outside of the runs in any number."""
         return np.array([bool(self.numbers.away(row_of(table.scales, i)).beyond) for i in range(len(table))])
 
-    def away(self, table: Table) -> Away:
+    def away(self, table: ScaleTable) -> Away:
         """How far the one row of a table is from the runs."""
         return self.numbers.away(row_of(table.scales, 0))
 
@@ -160,17 +160,17 @@ class ScaleModel:
         """Learned again from the same runs by the same recipes, which gives the same model."""
         inside, beyond = (Blend.from_dict(document[name]) for name in ("inside", "beyond"))
         times_s = np.array(document["times_s"], dtype=np.float64)
-        table, reach = Table.from_dict(document["table"]), Reach(**document["reach"])
+        table, reach = ScaleTable.from_dict(document["table"]), Reach(**document["reach"])
         return cls(table, times_s, inside, beyond, reach)
 
 
-def _scaled(table: Table, steps: float) -> Table:
+def _scaled(table: ScaleTable, steps: float) -> ScaleTable:
     """The same with so many steps."""
-    told = None if table.forecast_s is None else table.forecast_s * (steps / table.steps)
-    return dataclasses.replace(table, steps=np.full(len(table), steps), forecast_s=told)
+    forecast_s = None if table.forecast_s is None else table.forecast_s * (steps / table.steps)
+    return dataclasses.replace(table, steps=np.full(len(table), steps), forecast_s=forecast_s)
 
 
-def _few(table: Table, times_s: Array) -> Blend:
+def _few(table: ScaleTable, times_s: Array) -> Blend:
     """What is averaged where nothing can be chosen. The interval around repeats of one configuration is that
     of repeats that are left out."""
     forecast = table.forecast_s is not None
@@ -223,19 +223,21 @@ def spread_of_misses(misses: Array) -> Factors:
     return Factors(1 / wide, 1 / narrow, narrow, wide)
 
 
-def _missed(blend: Blend, table: Table, times_s: Array, part: Part) -> Array:
+def _missed(blend: Blend, table: ScaleTable, times_s: Array, part: Part) -> Array:
     """What the average of a blend misses in a part of the runs, learned from the others."""
     wanted = [mean for mean in MEANS if any(recipe.mean == mean for recipe in blend.recipes)]
     misses = misses_of(blend.recipes, wanted, table, times_s, part)
     return np.asarray(np.average(misses, axis=0, weights=blend.weights), dtype=np.float64)
 
 
-def _left_out(table: Table, parts: Sequence[Along], misses: Array, spread: Factors) -> list[LeftOut]:
+def _left_out(
+    table: ScaleTable, parts: Sequence[Along], misses: Array, spread: Factors
+) -> list[LeftOutAlong]:
     """With their distances; the misses, logarithms of forecasts over measured times, are of the parts in
     turn."""
     places = [(along, away) for along, part in parts for away in aways(table.scales, part)]
     return [
-        LeftOut.of(along, away, -float(miss), spread)
+        LeftOutAlong.of(along, away, -float(miss), spread)
         for (along, away), miss in zip(places, misses if places else (), strict=True)
     ]
 
@@ -255,7 +257,7 @@ class Check:
 
 
 def check(
-    table: Table,
+    table: ScaleTable,
     times_s: Array,
     budget: Budget,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -292,7 +294,7 @@ def _check(name: str, kind: str, pairs: Sequence[tuple[Array, Array]]) -> Check:
     return Check(dimension=name, kind=kind, runs=len(errors), error=error, ernest_error=ernest_error)
 
 
-def _errors(shared: tuple[Table, Array, Budget], part: Part) -> tuple[Array, Array]:
+def _errors(shared: tuple[ScaleTable, Array, Budget], part: Part) -> tuple[Array, Array]:
     """Relative errors, ours and Ernest's, of the runs of one part."""
     (table, times_s, budget), (train, test) = shared, part
     known, unseen = table.take(train), table.take(test)
@@ -301,7 +303,7 @@ def _errors(shared: tuple[Table, Array, Budget], part: Part) -> tuple[Array, Arr
     return np.abs(forecasts_s / times_s[test] - 1), np.abs(ernest_s / times_s[test] - 1)
 
 
-def ernest_times_s(known: Table, times_s: Array, unseen: Table) -> Array:
+def ernest_times_s(known: ScaleTable, times_s: Array, unseen: ScaleTable) -> Array:
     """Ernest's four terms, with a law of its own for each combination of settings that has runs."""
     from scipy.optimize import nnls
 
@@ -314,7 +316,7 @@ def ernest_times_s(known: Table, times_s: Array, unseen: Table) -> Array:
     return times
 
 
-def _ernest(table: Table) -> Array:
+def _ernest(table: ScaleTable) -> Array:
     return np.column_stack(
         [np.ones(len(table)), table.work * table.steps, np.log(table.workers), table.workers]
     )

@@ -17,7 +17,7 @@ import numpy as np
 from foretrain.errors import InputError
 from foretrain.fanout import Crew
 from foretrain.predictors.base import option
-from foretrain.predictors.ray_models.columns import NUMBERS, Array, Indices, Table
+from foretrain.predictors.ray_models.columns import NUMBERS, Array, Indices, ScaleTable
 from foretrain.predictors.ray_models.techniques import (
     LEARNED_MEANS,
     MEANS,
@@ -110,7 +110,7 @@ def _error(misses: Array) -> float:
 
 
 @single_threaded()
-def try_recipes(shared: tuple[Table, Array], recipes: Sequence[Recipe]) -> list[Trial]:
+def try_recipes(shared: tuple[ScaleTable, Array], recipes: Sequence[Recipe]) -> list[Trial]:
     """Each recipe on the same parts of the runs; what recipes have in common is learned once per part."""
     table, times_s = shared
     able = [recipe for recipe in recipes if recipe.mean != "forecast" or table.forecast_s is not None]
@@ -131,18 +131,18 @@ def try_recipes(shared: tuple[Table, Array], recipes: Sequence[Recipe]) -> list[
 
 
 def misses_of(
-    recipes: Sequence[Recipe], wanted: Sequence[Mean], table: Table, times_s: Array, part: Part
+    recipes: Sequence[Recipe], wanted: Sequence[Mean], table: ScaleTable, times_s: Array, part: Part
 ) -> Array:
     """Logarithms of forecasts over measured times, by recipe, of the runs of a part that are forecast."""
     train, test = part
     known, known_s, asked = table.take(train), times_s[train], table.take(test)
     means = means_of(known, known_s, wanted)
-    told = np.array([learn(recipe, known, known_s, means[recipe.mean])(asked) for recipe in recipes])
-    misses: Array = told - np.log(times_s[test])
+    forecasts = np.array([learn(recipe, known, known_s, means[recipe.mean])(asked) for recipe in recipes])
+    misses: Array = forecasts - np.log(times_s[test])
     return misses
 
 
-def parts_inside(table: Table) -> list[Part]:
+def parts_inside(table: ScaleTable) -> list[Part]:
     """Parts of the runs in turn; runs that are alike are left out together; none where all are."""
     columns = np.column_stack([*(table.number(name) for name in NUMBERS), table.levels])
     _, alike = np.unique(columns, axis=0, return_inverse=True)
@@ -157,7 +157,7 @@ def in_turn(labels: Indices) -> list[Part]:
     return [part for part in found if len(part[0]) >= _FEWEST]
 
 
-def parts_beyond(table: Table) -> list[Along]:
+def parts_beyond(table: ScaleTable) -> list[Along]:
     """For each dimension with three values or more, the largest third of them."""
     return [(name, part) for name, part in beyond_parts(table.scales) if len(part[0]) >= _FEWEST]
 
@@ -189,7 +189,7 @@ class Budget:
 
 
 def search(
-    table: Table,
+    table: ScaleTable,
     times_s: Array,
     budget: Budget,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -214,8 +214,8 @@ def _dealt(recipes: Sequence[Recipe]) -> list[list[Recipe]]:
     by_mean = {mean: [recipe for recipe in recipes if recipe.mean == mean] for mean in MEANS}
     return [
         batch
-        for mean, mine in by_mean.items()
-        for batch in ([mine] if mean in LEARNED_MEANS else [[recipe] for recipe in mine])
+        for mean, of_mean in by_mean.items()
+        for batch in ([of_mean] if mean in LEARNED_MEANS else [[recipe] for recipe in of_mean])
         if batch
     ]
 
@@ -223,7 +223,7 @@ def _dealt(recipes: Sequence[Recipe]) -> list[list[Recipe]]:
 def _proposed(
     crew: Crew[list[Trial]],
     study: optuna.Study,
-    table: Table,
+    table: ScaleTable,
     budget: Budget,
     progress: Callable[[int, int], None],
 ) -> list[Trial]:
@@ -254,8 +254,8 @@ def _finished(study: optuna.Study) -> list[Trial]:
 
     for one in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         study.tell(one.number, state=TrialState.FAIL)
-    told = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return [Trial.from_dict(one.user_attrs[_TRIAL]) for one in told if _TRIAL in one.user_attrs]
+    completed = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return [Trial.from_dict(one.user_attrs[_TRIAL]) for one in completed if _TRIAL in one.user_attrs]
 
 
 def _sampler(seed: int) -> optuna.samplers.TPESampler:
@@ -264,7 +264,7 @@ def _sampler(seed: int) -> optuna.samplers.TPESampler:
     return optuna.samplers.TPESampler(seed=seed, n_startup_trials=2 * BATCH, constant_liar=True)
 
 
-def _study(table: Table, times_s: Array, path: Path | None) -> optuna.Study:
+def _study(table: ScaleTable, times_s: Array, path: Path | None) -> optuna.Study:
     """A study of these runs: in memory, or in a file from which an interrupted search goes on."""
     import optuna
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from foretrain.predictors.ray_models.columns import Array, Indices, Table
+from foretrain.predictors.ray_models.columns import Array, Indices, ScaleTable
 from foretrain.predictors.ray_models.law import Law, Sum, forward_selection
 
 Mean = Literal["none", "law", "nnls", "selected nnls", "forecast"]
@@ -104,10 +104,10 @@ def single_threaded() -> Iterator[None]:
 
 
 def means_of(
-    table: Table, times_s: Array, wanted: Sequence[Mean] = MEANS
-) -> dict[Mean, Callable[[Table], Array]]:
+    table: ScaleTable, times_s: Array, wanted: Sequence[Mean] = MEANS
+) -> dict[Mean, Callable[[ScaleTable], Array]]:
     """The logarithm of the mean of each kind that these runs allow."""
-    means: dict[Mean, Callable[[Table], Array]] = {}
+    means: dict[Mean, Callable[[ScaleTable], Array]] = {}
     for name in wanted:
         if name == "none":
             means[name] = lambda other: np.log(other.steps)
@@ -120,14 +120,14 @@ def means_of(
     return means
 
 
-def _log_forecast(table: Table) -> Array:
+def _log_forecast(table: ScaleTable) -> Array:
     assert table.forecast_s is not None
     return np.log(table.forecast_s)
 
 
 def learn(
-    recipe: Recipe, table: Table, times_s: Array, mean: Callable[[Table], Array]
-) -> Callable[[Table], Array]:
+    recipe: Recipe, table: ScaleTable, times_s: Array, mean: Callable[[ScaleTable], Array]
+) -> Callable[[ScaleTable], Array]:
     """The logarithm of the time by one recipe."""
     residuals = np.log(times_s) - mean(table)
     if recipe.technique == "none":
@@ -144,7 +144,7 @@ def learn(
 # Features
 
 
-def terms(table: Table, kind: Literal["logs", "rich"]) -> Array:
+def terms(table: ScaleTable, kind: Literal["logs", "rich"]) -> Array:
     """Columns that a technique may take: logarithms and settings; rich: inverses, roots and Ernest's too."""
     scale = [np.log(table.workers), table.workers > 1, np.log(table.nodes), table.nodes > 1]
     columns = (table.work, table.traffic, table.cores, table.steps, table.links)
@@ -169,7 +169,7 @@ class Pipeline:
     kept: tuple[int, ...]
 
     @classmethod
-    def of(cls, recipe: Recipe, table: Table, targets: Array) -> Pipeline:
+    def of(cls, recipe: Recipe, table: ScaleTable, targets: Array) -> Pipeline:
         rows = terms(table, recipe.terms)
         scale = rows.std(axis=0)
         pipeline = cls(
@@ -181,10 +181,10 @@ class Pipeline:
             return whole
         return dataclasses.replace(pipeline, kept=_selected(whole(table), targets))
 
-    def __call__(self, table: Table) -> Array:
+    def __call__(self, table: ScaleTable) -> Array:
         return self._all(table)[:, list(self.kept)]
 
-    def _all(self, table: Table) -> Array:
+    def _all(self, table: ScaleTable) -> Array:
         """A term that was the same in all runs says nothing, and becomes zero."""
         rows = (terms(table, self.recipe.terms) - self.middle) / self.scale
         varied = rows[:, np.isfinite(self.scale)]

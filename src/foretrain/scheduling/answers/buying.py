@@ -53,14 +53,14 @@ def nodes_in_words(text: str, machines: Sequence[Machine]) -> list[Machine]:
         name = Catalog.load().device(device, "buy").name
     size = max((machine.gpus for machine in alike), default=_USUAL_NODE)
     nodes = [size] * (count // size) + ([count % size] if count % size else [])
-    found: list[Machine] = []
+    asked: list[Machine] = []
     for gpus in nodes:
         prices = [machine.price_per_hour for machine in owned if machine.gpus == gpus]
         price = next(iter(prices), None) if owned else price_of(name, gpus)
-        found.append(
+        asked.append(
             Machine(device=name, gpus=gpus, price_per_hour=price, partition=partition, mtbf_s=mtbf_s)
         )
-    return found
+    return asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,8 +72,8 @@ class History:
 
 
 def _of(values: dict[str, list[float]], user: str) -> list[float]:
-    mine = values.get(user, [])
-    return mine if len(mine) >= _ENOUGH else values.get("", [])
+    own_values = values.get(user, [])
+    return own_values if len(own_values) >= _ENOUGH else values.get("", [])
 
 
 def queue_now(path: Path, format: str | None = None) -> QueueNow | None:

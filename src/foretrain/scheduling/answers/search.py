@@ -11,7 +11,7 @@ from typing import Any
 from foretrain.errors import ForetrainError, InputError, invalid
 from foretrain.scheduling import policies
 from foretrain.scheduling.jobs import Trace, in_order
-from foretrain.scheduling.spreading import Spread
+from foretrain.scheduling.spreading import Spreader
 from foretrain.scheduling.study import Scenario, run_scenario
 
 _WIDTH = 8.0
@@ -76,7 +76,7 @@ def search(
     halves = [
         dataclasses.replace(trace, jobs=in_order(part)) for part in (trace.jobs[:half], trace.jobs[half:])
     ]
-    with Spread(_score, halves, processes=processes, ray=ray) as spread:
+    with Spreader(_score, halves, processes=processes, ray=ray) as spread:
         return [
             _tuned(scenario, trials, spread, _counting(done, place * trials))
             for place, scenario in enumerate(scenarios)
@@ -98,7 +98,10 @@ def _check_tunable(scenario: Scenario) -> None:
 
 
 def _tuned(
-    scenario: Scenario, trials: int, spread: Spread[tuple[int, Scenario], float], done: Callable[[int], None]
+    scenario: Scenario,
+    trials: int,
+    spread: Spreader[tuple[int, Scenario], float],
+    done: Callable[[int], None],
 ) -> Found:
     try:
         import optuna
@@ -134,18 +137,18 @@ def _tuned(
 
 
 def _suggested(trial: Any, defaults: Mapping[str, Value]) -> dict[str, Value]:
-    found: dict[str, Number] = {}
+    values: dict[str, Number] = {}
     for name, value in _numbers(defaults).items():
         if isinstance(value, bool):
-            found[name] = trial.suggest_categorical(name, [False, True])
+            values[name] = trial.suggest_categorical(name, [False, True])
         elif isinstance(value, int):
-            found[name] = trial.suggest_int(
+            values[name] = trial.suggest_int(
                 name, max(1, round(value / _WIDTH)), round(value * _WIDTH), log=True
             )
         else:
             low, high = sorted((value / _WIDTH, value * _WIDTH))
-            found[name] = trial.suggest_float(name, low, high, log=value > 0)
-    return _parameters(found, defaults)
+            values[name] = trial.suggest_float(name, low, high, log=value > 0)
+    return _parameters(values, defaults)
 
 
 def _numbers(parameters: Mapping[str, Value]) -> dict[str, Number]:
@@ -154,13 +157,13 @@ def _numbers(parameters: Mapping[str, Value]) -> dict[str, Number]:
     >>> _numbers({"limits": (1.0, 2.0), "depth": 3})
     {'limits.0': 1.0, 'limits.1': 2.0, 'depth': 3}
     """
-    found: dict[str, Number] = {}
+    numbers: dict[str, Number] = {}
     for name, value in parameters.items():
         if isinstance(value, tuple):
-            found |= {f"{name}.{place}": each for place, each in enumerate(value)}
+            numbers |= {f"{name}.{place}": each for place, each in enumerate(value)}
         else:
-            found[name] = value
-    return found
+            numbers[name] = value
+    return numbers
 
 
 def _parameters(numbers: Mapping[str, Number], defaults: Mapping[str, Value]) -> dict[str, Value]:
@@ -169,14 +172,14 @@ def _parameters(numbers: Mapping[str, Number], defaults: Mapping[str, Value]) ->
     >>> _parameters({"limits.0": 5.0, "limits.1": 4.0}, {"limits": (1.0, 2.0)})
     {'limits': (4.0, 5.0)}
     """
-    found: dict[str, Value] = {}
+    values_of: dict[str, Value] = {}
     for name, default in defaults.items():
         if isinstance(default, tuple):
             values = [numbers[f"{name}.{place}"] for place in range(len(default))]
-            found[name] = tuple(sorted(values) if list(default) == sorted(default) else values)
+            values_of[name] = tuple(sorted(values) if list(default) == sorted(default) else values)
         else:
-            found[name] = numbers[name]
-    return found
+            values_of[name] = numbers[name]
+    return values_of
 
 
 def _score(halves: Sequence[Trace], item: tuple[int, Scenario]) -> float:

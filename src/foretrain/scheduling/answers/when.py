@@ -15,7 +15,7 @@ import numpy as np
 
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.scheduling.jobs import Trace, TraceJob, in_order
-from foretrain.scheduling.spreading import Spread
+from foretrain.scheduling.spreading import Spreader
 from foretrain.scheduling.study import Scenario
 from foretrain.units import parse_seconds
 
@@ -99,10 +99,12 @@ def with_job(trace: Trace, which: str) -> tuple[Trace, str]:
         return trace, which
     if "=" not in which:
         raise unknown("when: job", which, [job.name for job in trace.jobs])
-    mine = job_in_words(which, trace.jobs)
-    while mine.name in names:
-        mine = dataclasses.replace(mine, name=f"{mine.name}'")
-    return dataclasses.replace(trace, jobs=in_order([*trace.jobs, mine], from_zero=False)), mine.name
+    asked_job = job_in_words(which, trace.jobs)
+    while asked_job.name in names:
+        asked_job = dataclasses.replace(asked_job, name=f"{asked_job.name}'")
+    return dataclasses.replace(
+        trace, jobs=in_order([*trace.jobs, asked_job], from_zero=False)
+    ), asked_job.name
 
 
 def etas(
@@ -122,22 +124,22 @@ def etas(
     items = [
         (dataclasses.replace(scenario, seed=seed), number) for scenario in scenarios for seed in range(draws)
     ]
-    with Spread(_draw, trace, processes=processes, ray=ray) as spread:
+    with Spreader(_draw, trace, processes=processes, ray=ray) as spread:
         drawn = spread.run(items, done)
-    found = []
+    answers = []
     for place, scenario in enumerate(scenarios):
-        mine = drawn[place * draws : (place + 1) * draws]
-        found.append(
+        own_draws = drawn[place * draws : (place + 1) * draws]
+        answers.append(
             Eta(
                 policy=scenario.policy,
                 estimates=scenario.estimates_are,
                 job=job,
-                waits=Times.of([start - job.arrival_s for start, _ in mine]),
-                ends=Times.of([end - job.arrival_s for _, end in mine]),
+                waits=Times.of([start - job.arrival_s for start, _ in own_draws]),
+                ends=Times.of([end - job.arrival_s for _, end in own_draws]),
                 draws=draws,
             )
         )
-    return found
+    return answers
 
 
 def _draw(trace: Trace, item: tuple[Scenario, int]) -> tuple[float, float]:

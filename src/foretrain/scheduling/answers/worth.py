@@ -72,7 +72,7 @@ def worth(outcomes: Sequence[Outcome]) -> list[Worth]:
     for outcome in outcomes:
         key = (outcome.scenario.policy, outcome.scenario.quality)
         by_key.setdefault(key, {})[outcome.scenario.seed] = outcome.metrics
-    found = []
+    answers = []
     for (policy, quality), of_seed in by_key.items():
         exact = by_key.get((policy, EXACT))
         if exact is None or quality == EXACT:
@@ -84,8 +84,8 @@ def worth(outcomes: Sequence[Outcome]) -> list[Worth]:
             for name, (value, relative) in FIGURES.items()
             if (difference := _difference(pairs, value, relative=relative)) is not None
         }
-        found.append(Worth(policy=policy, estimates=quality.text, workloads=len(seeds), figures=figures))
-    return found
+        answers.append(Worth(policy=policy, estimates=quality.text, workloads=len(seeds), figures=figures))
+    return answers
 
 
 def _difference(

@@ -46,16 +46,16 @@ class Gittins(Ranked):
 def indices(times: Sequence[float], points: int = _POINTS) -> tuple[list[float], list[float]]:
     """Amounts of time received, and the Gittins index from each on.
 
-    >>> attained, found = indices([1.0] * 9 + [100.0])
-    >>> attained[0], round(found[0], 2)  # nine of ten end after 1 s
+    >>> attained, gittins = indices([1.0] * 9 + [100.0])
+    >>> attained[0], round(gittins[0], 2)  # nine of ten end after 1 s
     (0.0, 0.9)
-    >>> round(found[-1], 3) < 0.02  # what is left then is the long one
+    >>> round(gittins[-1], 3) < 0.02  # what is left then is the long one
     True
     """
     ordered = sorted(times)
     marks = sorted({ordered[round(place * (len(ordered) - 1) / points)] for place in range(points + 1)})
     starts = [0.0, *marks[:-1]]
-    found = []
+    gittins = []
     for start in starts:
         longer = [time - start for time in ordered if time > start]
         best, total = 0.0, 0.0
@@ -63,5 +63,5 @@ def indices(times: Sequence[float], points: int = _POINTS) -> tuple[list[float],
             total += time
             spent = total + time * (len(longer) - place - 1)
             best = max(best, (place + 1) / spent if spent > 0 else math.inf)
-        found.append(best)
-    return starts, found
+        gittins.append(best)
+    return starts, gittins

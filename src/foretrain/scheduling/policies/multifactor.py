@@ -9,7 +9,7 @@ from collections.abc import Callable
 from foretrain.scheduling.policies.base import Policy
 from foretrain.scheduling.policies.fair_tree import FairTree, User
 from foretrain.scheduling.policies.outlook import Hold, kept_in_pools
-from foretrain.scheduling.policies.plan import Plan
+from foretrain.scheduling.policies.plan import GpuPlan
 from foretrain.scheduling.simulator import Active, Simulation
 
 _DAY_S = 86400.0
@@ -71,7 +71,7 @@ class Multifactor(Policy):
         takes = cluster.settings.rules.preempt
         if not cluster.waiting or (not takes and not cluster.machines.free):
             return
-        plan = Plan(cluster, self._kept)
+        plan = GpuPlan(cluster, self._kept)
         rank = self._ranking(cluster)
         queue = [rank(job) for job in cluster.waiting.values()]
         heapq.heapify(queue)

@@ -83,13 +83,13 @@ def kept_in_pools(reservations: Sequence[Reservation], pools: Sequence[Pool]) ->
         chosen = sorted(_pools_of(each, pools), key=lambda pool: (pool.partition != "", -pool.size))
         left = each.gpus
         spare = {pool: max(unkept[pool.number].fewest(each.start_s, each.end_s), 0) for pool in chosen}
-        found = dict.fromkeys(chosen, 0)
+        kept_in = dict.fromkeys(chosen, 0)
         for most in (spare, {pool: pool.size for pool in chosen}):
             for pool in chosen:
-                more = min(left, most[pool] - found[pool])
-                found[pool] += more
+                more = min(left, most[pool] - kept_in[pool])
+                kept_in[pool] += more
                 left -= more
-        for pool, gpus in found.items():
+        for pool, gpus in kept_in.items():
             if gpus:
                 kept[pool.number].append(Hold(each.start_s, each.end_s, gpus, each.group))
                 unkept[pool.number].reserve(each.start_s, each.end_s, gpus)
@@ -107,9 +107,9 @@ def _pools_of(reservation: Reservation, pools: Sequence[Pool]) -> list[Pool]:
     partitions = {pool.partition for pool in pools if pool.partition}
     if partition and partition not in partitions:
         raise unknown("reservation.partition", partition, partitions, "one of the cluster's partitions:")
-    found = [pool for pool in pools if device in (None, pool.device) and partition in ("", pool.partition)]
-    size = sum(pool.size for pool in found)
+    chosen = [pool for pool in pools if device in (None, pool.device) and partition in ("", pool.partition)]
+    size = sum(pool.size for pool in chosen)
     if reservation.gpus > size:
         what = " ".join(filter(None, (device, partition and f"in partition {partition}"))) or "all kinds"
         raise invalid("reservation.gpus", reservation.gpus, f"at most the cluster's {size:,} GPUs of {what}")
-    return found
+    return chosen

@@ -22,7 +22,7 @@ class Room(NamedTuple):
     victims: Sequence[Active]
 
 
-class Plan:
+class GpuPlan:
     """What is planned at one moment: jobs that hold GPUs, and those that are promised some for later."""
 
     def __init__(self, cluster: Simulation, kept: Sequence[Sequence[Hold]]) -> None:

@@ -1,4 +1,5 @@
 """Orders jobs by a key and keeps the best running: shortest job or remaining time first, an oracle.
+
 Waiting jobs are kept in one heap per request (GPUs, where they may be, share): of jobs with the same request
 only the best can be next, so a decision looks at as many jobs as there are requests, however long the queue
 is.

@@ -78,19 +78,19 @@ class Sia(Policy):
         while size <= job.spec.most:
             sizes.add(size)
             size *= 2
-        found = [
+        candidates = [
             (pool, gpus, cluster.rate_in(job, pool, gpus) * efficiency(gpus / job.gpus))
             for pool in cluster.pools_for(job)
             for gpus in sorted(sizes)
             if gpus <= pool.size
         ]
-        found = [each for each in found if each[2] > 0]
-        worst = min((goodput for _, _, goodput in found), default=1.0)
+        candidates = [each for each in candidates if each[2] > 0]
+        worst = min((goodput for _, _, goodput in candidates), default=1.0)
         age_s = max(cluster.now - job.arrival_s, 1.0)
         restart_s = cluster.settings.checkpoint_s + cluster.settings.restart_s
         kept = max(age_s - job.preemptions * restart_s, 1.0) / (age_s + restart_s)
         configurations = []
-        for pool, gpus, goodput in found:
+        for pool, gpus, goodput in candidates:
             present = job.allocation is not None and (job.allocation.pool, job.allocation.gpus) == (
                 pool.number,
                 gpus,

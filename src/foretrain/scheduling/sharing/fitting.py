@@ -57,7 +57,7 @@ def fit_manners(
         longer = np.where(time > 1, time, 1 + _BEYOND * (time - 1))
         return np.concatenate([-np.log(longer) - measured, _PULL * (x - start)])
 
-    found = least_squares(
+    solution = least_squares(
         residuals,
         start,
         loss="soft_l1",
@@ -65,7 +65,7 @@ def fit_manners(
         max_nfev=80,
         jac_sparsity=_sparsity(job, beside, names),
     )
-    return known | {name: _manners(row) for name, row in zip(names, found.x.reshape(-1, 3), strict=True)}
+    return known | {name: _manners(row) for name, row in zip(names, solution.x.reshape(-1, 3), strict=True)}
 
 
 def _sparsity(job: np.ndarray, beside: np.ndarray, names: Sequence[str]) -> object:

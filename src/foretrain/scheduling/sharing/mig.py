@@ -21,7 +21,7 @@ _MEMORY_SLICES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class MigProfile:
     """A slice: ``3g.40gb`` of a device."""
 
     device: str
@@ -37,7 +37,7 @@ class Profile:
 
 
 @functools.cache
-def _catalogue() -> Mapping[str, Mapping[str, Profile]]:
+def _catalogue() -> Mapping[str, Mapping[str, MigProfile]]:
     text = resources.files("foretrain.catalog").joinpath("mig.toml").read_text(encoding="utf-8")
     found = {}
     for device, entry in tomllib.loads(text)["mig"].items():
@@ -46,15 +46,15 @@ def _catalogue() -> Mapping[str, Mapping[str, Profile]]:
     return found
 
 
-def _profile(device: str, name: str, slices: int) -> Profile:
+def _profile(device: str, name: str, slices: int) -> MigProfile:
     match = re.fullmatch(r"(\d+)g\.(\d+)gb", name)
     assert match is not None
-    return Profile(
+    return MigProfile(
         device=device, name=name, compute=int(match[1]), of=slices, memory_bytes=int(match[2]) * _GB
     )
 
 
-def profile(device: str) -> Profile | None:
+def profile(device: str) -> MigProfile | None:
     """Of a device that is named with its slice, ``h100-sxm-80gb@3g.40gb``; None for a whole one.
 
     >>> one = profile("h100-sxm-80gb@3g.40gb")
@@ -108,14 +108,14 @@ class SlicedSpeeds(Speeds):
         return self._whole.work(job)
 
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
-        found = profile(device)
-        if found is None:
+        piece = profile(device)
+        if piece is None:
             return self._whole.rate(job, device, shape)
         use = self._uses.get(job.kind, Use())
         memory = max(use.memory_bytes, job.memory_bytes or 0.0)
-        if sum(shape) > 1 or memory > found.memory_bytes:
+        if sum(shape) > 1 or memory > piece.memory_bytes:
             return 0.0
-        return self._whole.rate(job, found.device, shape) / max(1.0, use.busy / found.share)
+        return self._whole.rate(job, piece.device, shape) / max(1.0, use.busy / piece.share)
 
     def why_not(self, job: TraceJob, devices: Iterable[str]) -> str:
         kinds = list(devices)

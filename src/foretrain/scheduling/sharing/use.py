@@ -53,16 +53,16 @@ class Use:
     def of(cls, forecast: Forecast, steps_per_s: float | None = None) -> Use:
         """As a forecast has it: its device's utilisation, kernels and peak memory. Where the pace alone was
         measured, the device's time is put over that step: hosts are harder to forecast than devices."""
-        found = forecast.quantities
-        missing = [name for name in ("step_time_s", "device_utilization") if name not in found]
+        quantities = forecast.quantities
+        missing = [name for name in ("step_time_s", "device_utilization") if name not in quantities]
         if missing:
             raise ForetrainError(
                 f"sharing: the forecast has no {missing[0]}, which tells how busy the device is"
             )
-        busy = min(max(found["device_utilization"].median, LEAST_BUSY), 1.0)
-        busy_s = busy * found["step_time_s"].median
-        kernels = found["kernels"].median if "kernels" in found else 0.0
-        memory = found["peak_memory_bytes"].median if "peak_memory_bytes" in found else 0.0
+        busy = min(max(quantities["device_utilization"].median, LEAST_BUSY), 1.0)
+        busy_s = busy * quantities["step_time_s"].median
+        kernels = quantities["kernels"].median if "kernels" in quantities else 0.0
+        memory = quantities["peak_memory_bytes"].median if "peak_memory_bytes" in quantities else 0.0
         if steps_per_s is not None:
             busy = min(max(busy_s * steps_per_s, LEAST_BUSY), 1.0)
         return cls(busy=busy, kernel_s=busy_s / kernels if kernels else cls().kernel_s, memory_bytes=memory)

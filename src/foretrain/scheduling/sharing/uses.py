@@ -26,16 +26,16 @@ def read_uses(path: Path) -> dict[str, Use]:
     missing = [name for name in _COLUMNS[:2] if name not in (rows.fieldnames or ())]
     if missing:
         raise InputError(f"{path}: has no column {missing[0]}; needed are kind and busy")
-    found: dict[str, Use] = {}
+    uses: dict[str, Use] = {}
     for number, row in enumerate(rows, start=2):
         try:
             figures: dict[str, Any] = {
                 name: float(row[name]) for name in _COLUMNS[1:] if (row.get(name) or "").strip()
             }
-            found[row["kind"]] = Use(**figures)
+            uses[row["kind"]] = Use(**figures)
         except (InputError, ValueError, TypeError) as error:
             raise InputError(f"{path}:{number}: not a use of a device ({error})") from error
-    return found
+    return uses
 
 
 def forecast_uses(
@@ -56,19 +56,19 @@ def driple_uses(predictor: Predictor, templates: Mapping[str, Job], device: str)
     from foretrain.predictors.driple.resources import resource_figures
     from foretrain.predictors.driple.whitebox import rank_link_bytes_per_s
 
-    found = {}
+    uses = {}
     for kind, job in templates.items():
         alone = placed(job, device, (1,))
         figures, link = resource_figures(alone), rank_link_bytes_per_s(alone)
         memory = figures["memory_utilization_peak"] * alone.cluster.device.memory_bytes
-        found[kind] = dataclasses.replace(
+        uses[kind] = dataclasses.replace(
             Use.of(predictor.predict(alone)),
             busy=min(max(figures["device_utilization"], LEAST_BUSY), 1.0),
             memory_bytes=memory,
             received=_bursts(figures, "network_rx", link),
             sent=_bursts(figures, "network_tx", link),
         )
-    return found
+    return uses
 
 
 def _bursts(figures: Mapping[str, float], resource: str, link_bytes_per_s: float) -> Bursts:

@@ -62,7 +62,7 @@ def unfinished_kubernetes(lines: Sequence[str]) -> list[Unfinished]:
     items = [each for each in _items(lines) if each.get("kind") in KINDS]
     workloads = any(each["kind"] == "Workload" for each in items)
     now_s = max(_moments_s(lines), default=0.0)
-    found: list[Unfinished] = []
+    jobs: list[Unfinished] = []
     for item in items:
         if (workloads and item["kind"] != "Workload") or (not workloads and _owners(item)):
             continue
@@ -70,10 +70,10 @@ def unfinished_kubernetes(lines: Sequence[str]) -> list[Unfinished]:
             start_s, end_s = _times_s(item)
             if end_s is None:
                 ran_s = None if start_s is None else now_s - start_s
-                found.append(Unfinished(_with(item, _LENGTH_UNKNOWN_S), ran_s))
+                jobs.append(Unfinished(_with(item, _LENGTH_UNKNOWN_S), ran_s))
         except (NoJob, InputError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
             continue
-    return found
+    return jobs
 
 
 def _items(lines: Sequence[str]) -> list[Mapping[str, Any]]:

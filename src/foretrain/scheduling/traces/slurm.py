@@ -39,7 +39,7 @@ def read_sacct(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob
 
 def unfinished_sacct(lines: Sequence[str]) -> list[Unfinished]:
     """Jobs that run or wait as the log ends; every task of a waiting array is one."""
-    found: list[Unfinished] = []
+    jobs: list[Unfinished] = []
     last: dict[str, dict[str, str]] = {}
     for _, row in _rows(lines):
         if row is not None and not _STEP.search(row["JobID"]):
@@ -53,10 +53,10 @@ def unfinished_sacct(lines: Sequence[str]) -> list[Unfinished]:
             ran_s = None if state == "PENDING" else max(_duration_s(row), 0.0)
             tasks = array_tasks(row["JobID"])
             names = [row["JobID"]] if tasks is None else tasks
-            found += [Unfinished(_with(row, name, gpus, device, _LENGTH_UNKNOWN_S), ran_s) for name in names]
+            jobs += [Unfinished(_with(row, name, gpus, device, _LENGTH_UNKNOWN_S), ran_s) for name in names]
         except (NoJob, InputError):
             continue
-    return found
+    return jobs
 
 
 def array_tasks(name: str) -> list[str] | None:

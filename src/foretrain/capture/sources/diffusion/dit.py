@@ -1,5 +1,5 @@
-"""Diffusion transformers of one stream: DiT (Peebles and Xie 2023), conditioned on classes, and PixArt-alpha
-(Chen et al. 2023), on prompts."""
+"""Defines diffusion transformers of one stream: DiT (Peebles and Xie 2023), conditioned on classes, and
+PixArt-alpha (Chen et al. 2023), on prompts."""
 
 from __future__ import annotations
 
@@ -119,12 +119,12 @@ class PixArt(Denoiser):
         self.out = nn.Linear(width, patch * patch * channels * 2)
 
     def shapes(self, batch: int, height: int, width: int) -> Shapes:
-        told = {"picture": (batch, 3)} if self.ratio is not None else {}
+        picture_shape = {"picture": (batch, 3)} if self.ratio is not None else {}
         return {
             "latents": (batch, self.channels, height, width),
             "steps": (batch,),
             "context": (batch, self.words, self.context),
-            **told,
+            **picture_shape,
         }
 
     def forward(
@@ -134,9 +134,9 @@ class PixArt(Denoiser):
         x = x + positions(x)
         time = self.time(sinusoids(steps, FREQUENCIES).to(latents.dtype))
         if self.height_and_width is not None and self.ratio is not None and picture is not None:
-            told = sinusoids(picture, FREQUENCIES).to(latents.dtype)
-            sizes = self.height_and_width(told[:, :2]).flatten(1)
-            time = time + torch.cat([sizes, self.ratio(told[:, 2])], dim=1)
+            picture_waves = sinusoids(picture, FREQUENCIES).to(latents.dtype)
+            sizes = self.height_and_width(picture_waves[:, :2]).flatten(1)
+            time = time + torch.cat([sizes, self.ratio(picture_waves[:, 2])], dim=1)
         condition = self.modulation(time).unflatten(1, (6, -1))
         prompt = self.prompt(context)
         for block in self.blocks:

@@ -1,4 +1,5 @@
-"""What networks of several diffusion models are made of: embeddings of time, attention, modulation."""
+"""Defines what networks of several diffusion models are made of: embeddings of time, attention,
+modulation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Diffusion transformers of two streams, of words and of patches, which meet in attention: Stable Diffusion 3
-(Esser et al. 2024) and FLUX.1 (Black Forest Labs 2024)."""
+"""Defines diffusion transformers of two streams, of words and of patches, which meet in attention: Stable
+Diffusion 3 (Esser et al. 2024) and FLUX.1 (Black Forest Labs 2024)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from foretrain.capture.sources.diffusion.layers import (
 )
 
 
-class Stream(nn.Module):
+class TokenStream(nn.Module):
     """One of the two streams of a block: its own weights before and after the attention that both share."""
 
     def __init__(self, width: int, heads: int, *, norms: bool, ends: bool = False) -> None:
@@ -66,8 +66,8 @@ class JointBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, *, norms: bool, last: bool = False) -> None:
         super().__init__()
-        self.image = Stream(width, heads, norms=norms)
-        self.words = Stream(width, heads, norms=norms, ends=last)
+        self.image = TokenStream(width, heads, norms=norms)
+        self.words = TokenStream(width, heads, norms=norms, ends=last)
 
     def forward(
         self, x: Tensor, words: Tensor, condition: Tensor, places: tuple[Tensor, Tensor] | None = None

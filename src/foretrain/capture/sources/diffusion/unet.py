@@ -1,9 +1,10 @@
-"""U-Nets: DDPM (Ho et al. 2020), ADM (Dhariwal and Nichol 2021), Stable Diffusion (Rombach et al. 2022), SDXL
-(Podell et al. 2023)."""
+"""Defines U-Nets: DDPM (Ho et al. 2020), ADM (Dhariwal and Nichol 2021), Stable Diffusion (Rombach et al.
+2022), SDXL (Podell et al. 2023)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -153,7 +154,7 @@ class TextTransformer(nn.Module):
         return out
 
 
-class Stage(nn.Module):
+class UnetStage(nn.Module):
     """A residual block and the attention behind it."""
 
     def __init__(self, block: nn.Module, attention: nn.Module | None) -> None:
@@ -166,6 +167,70 @@ class Stage(nn.Module):
             return x
         out: Tensor = self.attention(x) if context is None else self.attention(x, context)
         return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Makes the parts of a U-Net, which differ by their channels."""
+
+    time: int
+    heads: int
+    head_width: int
+    context: int
+    convolved: bool
+    dropout: float
+    scale_shift: bool
+    resampling_blocks: bool
+
+    def residual(self, given: int, out: int, resample: str = "") -> ResidualBlock:
+        return ResidualBlock(
+            given, out, self.time, dropout=self.dropout, scale_shift=self.scale_shift, resample=resample
+        )
+
+    def attention(self, out: int, depth: int) -> nn.Module | None:
+        count = out // self.head_width if self.head_width else self.heads
+        if not depth:
+            return None
+        if not self.context:
+            return ImageAttention(out, count)
+        return TextTransformer(out, count, depth, self.context, convolved=self.convolved)
+
+    def resampled(self, out: int, direction: str) -> nn.Module:
+        if self.resampling_blocks:
+            return self.residual(out, out, direction)
+        return Downsample(out) if direction == "down" else Upsample(out)
+
+
+Levels = Sequence[tuple[int, int]]
+"""Channels, and the depth of attention, of each size of picture, the largest picture first."""
+
+
+def _way_down(parts: _Parts, levels: Levels, blocks: int, channels: int) -> tuple[list[UnetStage], list[int]]:
+    """Stages down to the smallest picture, and the channels before and behind each, for the way up."""
+    stages: list[UnetStage] = []
+    kept = [channels]
+    for level, (out, depth) in enumerate(levels):
+        for _ in range(blocks):
+            stages.append(UnetStage(parts.residual(kept[-1], out), parts.attention(out, depth)))
+            kept.append(out)
+        if level < len(levels) - 1:
+            stages.append(UnetStage(parts.resampled(kept[-1], "down"), None))
+            kept.append(kept[-1])
+    return stages, kept
+
+
+def _way_up(parts: _Parts, levels: Levels, blocks: int, kept: Sequence[int]) -> list[UnetStage]:
+    """Stages back to the whole picture, each with what was kept at its size on the way down."""
+    stages: list[UnetStage] = []
+    channels, beside = kept[-1], list(kept)
+    for level, (out, depth) in reversed([*enumerate(levels)]):
+        for _ in range(blocks):
+            block = parts.residual(channels + beside.pop(), out)
+            stages.append(UnetStage(block, parts.attention(out, depth)))
+            channels = out
+        if level:
+            stages.append(UnetStage(parts.resampled(out, "up"), None))
+    return stages
 
 
 class UNet(Denoiser):
@@ -209,54 +274,30 @@ class UNet(Denoiser):
         self.time = Embedder(width, time)
         self.added = Embedder(pooled + TIME_IDS * FREQUENCIES, time) if pooled else None
         self.labels = nn.Embedding(classes, time) if classes else None
-
-        def residual(given: int, out: int, resample: str = "") -> ResidualBlock:
-            return ResidualBlock(
-                given, out, time, dropout=dropout, scale_shift=scale_shift, resample=resample
-            )
-
-        def attention(out: int, depth: int) -> nn.Module | None:
-            count = out // head_width if head_width else heads
-            if not depth:
-                return None
-            if not context:
-                return ImageAttention(out, count)
-            return TextTransformer(out, count, depth, context, convolved=convolved)
-
-        def resampled(out: int, direction: str) -> nn.Module:
-            if resampling_blocks:
-                return residual(out, out, direction)
-            return Downsample(out) if direction == "down" else Upsample(out)
-
-        self.conv_in = nn.Conv2d(channels, width * multiples[0] if resampling_blocks else width, 3, padding=1)
-        now = self.conv_in.out_channels
-        kept = [now]
-        down: list[Stage] = []
-        for level, multiple in enumerate(multiples):
-            for _ in range(blocks):
-                down.append(
-                    Stage(residual(now, width * multiple), attention(width * multiple, depths[level]))
-                )
-                now = width * multiple
-                kept.append(now)
-            if level < len(multiples) - 1:
-                down.append(Stage(resampled(now, "down"), None))
-                kept.append(now)
-        self.down = nn.ModuleList(down)
-        self.middle = nn.ModuleList(
-            [Stage(residual(now, now), attention(now, middle_depth)), Stage(residual(now, now), None)]
+        parts = _Parts(
+            time=time,
+            heads=heads,
+            head_width=head_width,
+            context=context,
+            convolved=convolved,
+            dropout=dropout,
+            scale_shift=scale_shift,
+            resampling_blocks=resampling_blocks,
         )
-        up: list[Stage] = []
-        for level, multiple in reversed([*enumerate(multiples)]):
-            for _ in range(blocks + 1):
-                block = residual(now + kept.pop(), width * multiple)
-                up.append(Stage(block, attention(width * multiple, depths[level])))
-                now = width * multiple
-            if level:
-                up.append(Stage(resampled(now, "up"), None))
-        self.up = nn.ModuleList(up)
-        self.norm_out = nn.GroupNorm(GROUPS, now)
-        self.conv_out = nn.Conv2d(now, channels * (2 if learns_variance else 1), 3, padding=1)
+        levels = [(width * multiple, depth) for multiple, depth in zip(multiples, depths, strict=True)]
+        self.conv_in = nn.Conv2d(channels, levels[0][0] if resampling_blocks else width, 3, padding=1)
+        down, kept = _way_down(parts, levels, blocks, self.conv_in.out_channels)
+        self.down, deepest = nn.ModuleList(down), kept[-1]
+        self.middle = nn.ModuleList(
+            [
+                UnetStage(parts.residual(deepest, deepest), parts.attention(deepest, middle_depth)),
+                UnetStage(parts.residual(deepest, deepest), None),
+            ]
+        )
+        self.up = nn.ModuleList(_way_up(parts, levels, blocks + 1, kept))
+        out = levels[0][0]
+        self.norm_out = nn.GroupNorm(GROUPS, out)
+        self.conv_out = nn.Conv2d(out, channels * (2 if learns_variance else 1), 3, padding=1)
 
     def shapes(self, batch: int, height: int, width: int) -> Shapes:
         return {
@@ -279,8 +320,8 @@ class UNet(Denoiser):
         dtype = latents.dtype
         time = self.time(sinusoids(steps, self.width).to(dtype))
         if self.added is not None and pooled is not None and sizes is not None:
-            told = sinusoids(sizes, FREQUENCIES).flatten(1).to(dtype)
-            time = time + self.added(torch.cat([pooled, told], dim=1))
+            size_waves = sinusoids(sizes, FREQUENCIES).flatten(1).to(dtype)
+            time = time + self.added(torch.cat([pooled, size_waves], dim=1))
         if self.labels is not None and labels is not None:
             time = time + self.labels(labels)
         x = self.conv_in(latents)

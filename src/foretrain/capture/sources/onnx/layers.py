@@ -1,5 +1,4 @@
-"""The ONNX operators that are layers (products, activations, norms, attention, recurrences); tensors in and
-out."""
+"""Implements the ONNX operators that are layers: products, activations, norms, attention, recurrences."""
 
 from __future__ import annotations
 

@@ -291,12 +291,12 @@ def _constants(proto: Any) -> dict[str, Any]:
 
 
 def _all_constants(proto: Any) -> dict[str, Any]:
-    found = _constants(proto)
+    constants = _constants(proto)
     for node in proto.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                found |= _all_constants(attribute.g)
-    return found
+                constants |= _all_constants(attribute.g)
+    return constants
 
 
 def _constant_of(node: Any) -> Any:

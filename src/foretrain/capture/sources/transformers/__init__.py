@@ -1,1 +1,1 @@
-"""Models of the transformers library, from a configuration alone."""
+"""Builds models of the transformers library from a configuration alone."""

@@ -1,4 +1,5 @@
-"""What default configurations of transformers lack, or have of parts that do not fit together."""
+"""Completes default configurations of transformers that lack something, or have parts that do not fit
+together."""
 
 from __future__ import annotations
 

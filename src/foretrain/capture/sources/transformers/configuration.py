@@ -73,13 +73,13 @@ def _beyond(config: Any, training: Training) -> Iterator[str]:
 def _notes(model_type: str, given: Mapping[str, Any], ignored: Iterable[str]) -> Iterator[str]:
     if of_weights := [name for name in _OF_WEIGHTS if given.get(name) and name != "auto_map"]:
         yield f"model.config: {', '.join(of_weights)} not used; training.precision says what weights are"
-    told = [
+    unused_keys = [
         name
         for name in ignored
         if name.rpartition(".")[2] not in _NOT_THE_MODEL and not name.endswith(_TOKENS)
     ]
-    if told:
-        yield f"model.config: {', '.join(told)} not used by {model_type}"
+    if unused_keys:
+        yield f"model.config: {', '.join(unused_keys)} not used by {model_type}"
 
 
 # What a configuration may hold

@@ -1,4 +1,5 @@
-"""Images as transformers' models take them: whole, cut into patches that are packed, in tiles, as videos."""
+"""Makes images as transformers' models take them: whole, cut into patches that are packed, in tiles, as
+videos."""
 
 from __future__ import annotations
 
@@ -292,16 +293,16 @@ IMAGES: dict[str, Callable[[Shapes], Any]] = {
 
 def image_tokens(shapes: Shapes, features: Mapping[str, Any]) -> list[tuple[int, int]]:
     """The tokens that stand for images and sound in a text, with how many of each a sample has."""
-    found = []
+    tokens = []
     for kind, first in (("image", "pixel_values"), ("audio", "input_features"), ("audio", "input_values")):
         names = (f"{kind}_token_id", f"{kind}_token_index")
         if first not in features or not any(hasattr(part, name) for part in shapes.parts for name in names):
             continue
         if kind == "audio" and shapes.config.model_type in _HALVED:
-            found.append((_token(shapes, kind, names), int(shapes.size("max_source_positions")) // 2))
+            tokens.append((_token(shapes, kind, names), int(shapes.size("max_source_positions")) // 2))
         elif (method := tower(shapes, kind)) is not None:
-            found.append((_token(shapes, kind, names), _rows(shapes, method, features) // shapes.batch))
-    return found
+            tokens.append((_token(shapes, kind, names), _rows(shapes, method, features) // shapes.batch))
+    return tokens
 
 
 _HALVED = ("qwen2_audio",)

@@ -1,5 +1,5 @@
-"""Sizes and tensors that the inputs of transformers' models are made of: by the configuration, and by the job
-where it says."""
+"""Gives the sizes and tensors that the inputs of transformers' models are made of: by the configuration, and
+by the job where it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sound and time series as transformers' models take them."""
+"""Makes sound and time series as transformers' models take them."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ def _samples(shapes: Shapes) -> torch.Tensor | None:
 
 
 def frames_and_mels(shapes: Shapes) -> tuple[int, int]:
+    """Frames of a spectrogram, and its mel bins."""
     mels = int(shapes.size(*_MELS, default=_USUAL_MELS)) * _STACKED.get(shapes.config.model_type, 1)
     for part in shapes.parts:
         positions = getattr(part, "max_source_positions", None)
