@@ -1,7 +1,7 @@
 """Solves the programmes by which round-based policies divide the time of kinds of devices among jobs.
-Solved by ECOS, which Gavel uses, where it is installed (``foretrain[gavel]``): many divisions are often
-optimal, and which of them a solver ends at, to the last digit, decides between jobs that are alike. Otherwise
-by our own play of the method that ECOS publishes, which ends at nearly the same.
+Many divisions are often optimal, and which of them a solver ends at, to the last digit, decides between jobs
+that are alike. Gavel solves with ECOS; so it is done here where ECOS is installed (``foretrain[gavel]``), and
+otherwise by our own play of its method, which ends at the same digits, if later among hundreds of jobs.
 """
 
 from __future__ import annotations
