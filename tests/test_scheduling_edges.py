@@ -1,12 +1,15 @@
 """What is at the edges of a simulation: odd files, failures without end, ties, options that do not fit."""
 
 import gzip
+import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from scipy import optimize
 
 from foretrain.errors import InputError
 from foretrain.scheduling import Machine, Policy, PolicyError, Settings, Simulation, Trace, TraceJob, policies
@@ -19,6 +22,8 @@ from foretrain.scheduling.policies.conservative import ConservativeBackfill
 from foretrain.scheduling.rounds.policies import ROUND_POLICIES
 from foretrain.scheduling.rules import Queue, Reservation, Rules
 from foretrain.scheduling.sharing import Manners, MannersOfKinds
+from foretrain.scheduling.sharing.mig import SlicedSpeeds, cut
+from foretrain.scheduling.speeds import ThroughputTable, TraceSpeeds
 from foretrain.scheduling.spot import Spot
 from foretrain.scheduling.study import Scenario, SpeedSource
 from foretrain.scheduling.traces import read_trace
@@ -238,6 +243,64 @@ def test_an_elastic_job_too_wide_is_refused_where_the_policy_does_not_resize(pol
     assert len(scenario.run(kept).jobs) == len(kept.jobs)
 
 
+@pytest.mark.parametrize("policy", ["pollux", "optimus", "afs", "sia"])
+def test_an_elastic_job_gets_only_as_many_gpus_as_it_runs_on(policy: str) -> None:
+    """Tables tell the speed on one, two, four and eight, and a slice of a GPU takes no gang."""
+    table = ThroughputTable({("v100", "net", gpus): float(gpus) for gpus in (1, 2, 4, 8)})
+    jobs = [
+        TraceJob(name="grows", arrival_s=0, gpus=1, steps=5000, kind="net", most_gpus=7),
+        TraceJob(name="shrinks", arrival_s=0, gpus=8, steps=9000, kind="net", least_gpus=3),
+        TraceJob(name="comes", arrival_s=400, gpus=2, steps=500, kind="net"),
+    ]
+    result = Simulation(jobs, [Machine(device="v100", gpus=6)], policies.get(policy), speeds=table).run()
+    assert {each.allocation.gpus for each in result.segments} <= {1, 2, 4}
+    assert {each.job for each in result.segments if each.reason == "finished"} == {0, 1, 2}
+    sliced = SlicedSpeeds(TraceSpeeds(), {})
+    slices = cut(Machine(device="h100-sxm-80gb", gpus=4), ["3g.40gb", "4g.40gb"])
+    small = [job(str(number), 0, 1000 + number, most_gpus=7) for number in range(3)]
+    result = Simulation(small, slices, policies.get(policy), speeds=sliced).run()
+    assert [each.allocation.gpus for each in result.segments if each.reason == "finished"] == [1, 1, 1]
+
+
+def test_an_elastic_job_that_runs_on_no_number_there_is_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"v100": {f"('net', {gpus})": {"null": 1.0} for gpus in (1, 2, 4, 8)}}))
+    jobs = [
+        TraceJob(name="never", arrival_s=0, gpus=4, steps=10, kind="net", least_gpus=3),
+        TraceJob(name="fits", arrival_s=0, gpus=4, steps=10, kind="net", least_gpus=2),
+    ]
+    three = [Machine(device="v100", gpus=3)]
+    scenario = Scenario(policy="sia", machines=three, speeds=SpeedSource(throughputs=path))
+    kept = runnable(Trace(name="t", format="own", jobs=jobs), scenario)
+    assert [each.name for each in kept.jobs] == ["fits"]
+    assert scenario.run(kept).finish_s.tolist() == [10.0]
+
+
+def test_a_gang_does_not_span_its_partition_and_the_nodes_of_all() -> None:
+    machines = read_machines("2x4xv100,debug:2x4xv100")
+    jobs = [job("wide", 0, 5, 12, partition="debug"), job("narrow", 0, 5, 8, partition="debug")]
+    scenario = Scenario(policy="fifo", machines=machines)
+    kept = runnable(Trace(name="t", format="own", jobs=jobs), scenario)
+    assert [each.name for each in kept.jobs] == ["narrow"]
+    assert kept.refused.counts == {"needs more than the 8 GPUs of one kind that the cluster has": 1}
+    assert scenario.run(kept).finish_s.tolist() == [5.0]
+
+
+def test_what_the_solver_of_sia_prints_by_itself_is_not_shown(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = optimize.milp
+
+    def loud(*arguments: object, **options: object) -> object:
+        os.write(1, b"tmpSolver.run();")
+        return quiet(*arguments, **options)
+
+    monkeypatch.setattr(optimize, "milp", loud)
+    Simulation([job("a", 0, 5)], FOUR, policies.get("sia")).run()
+    os.write(1, b"{}")
+    assert capfd.readouterr().out == "{}"
+
+
 def test_first_in_first_out_is_in_rounds_only_where_that_is_said() -> None:
     assert not Scenario(policy="fifo", machines=FOUR).in_rounds
     assert Scenario(policy="fifo", machines=FOUR, rounds_s=360.0).in_rounds
@@ -247,7 +310,6 @@ def test_first_in_first_out_is_in_rounds_only_where_that_is_said() -> None:
 def test_time_in_a_round_is_counted_as_the_difference_of_moments() -> None:
     from foretrain.scheduling.rounds.policies import round_policy
     from foretrain.scheduling.rounds.simulation import Rounds
-    from foretrain.scheduling.speeds import ThroughputTable
 
     table = ThroughputTable({("v100", "net", 1): 0.7})
     jobs = [TraceJob(name="a", arrival_s=1e9 + 0.1, steps=1000.0, gpus=1, kind="net")]

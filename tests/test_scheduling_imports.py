@@ -11,6 +11,8 @@ import pytest
 
 from foretrain.errors import InputError
 from foretrain.scheduling.answers.queue_now import queue_now
+from foretrain.scheduling.clusters import read_machines
+from foretrain.scheduling.machines import device_named
 from foretrain.scheduling.traces import read_trace, write_trace
 
 SACCT = """\
@@ -310,3 +312,22 @@ def test_blanks_after_the_commas_of_a_heading_count_for_nothing(tmp_path: Path) 
     text = "name, arrival_s, gpus, duration_s, group\na, 5, 2, 30, lab\n"
     (job,) = read_trace(_file(tmp_path, "own.csv", text)).jobs
     assert (job.name, job.gpus, job.duration_s, job.group) == ("a", 2, 30.0, "lab")
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "meant"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", "8x8xh100,8x8xv100", "h100"),
+        ("tesla_v100-sxm2-16gb", "8x8xh100,8x8xv100", "v100"),
+        ("NVIDIA-A100-SXM4-40GB-SHARED", "1x8xa100-sxm-40gb,1x8xa100-sxm-80gb", "a100-sxm-40gb"),
+        ("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "1x8xh100@3g.40gb+4g.40gb", "h100-sxm-80gb@3g.40gb"),
+        ("a100", "1x8xa100-sxm-40gb,1x8xa100-sxm-80gb", None),
+        ("NVIDIA-B200", "8x8xh100", None),
+        ("house-made", "8x8xh100", None),
+    ],
+)
+def test_a_device_is_known_by_the_name_that_its_driver_gives_it(
+    name: str, cluster: str, meant: str | None
+) -> None:
+    devices = list(dict.fromkeys(machine.device for machine in read_machines(cluster)))
+    assert device_named(name.lower(), devices) == meant

@@ -55,6 +55,17 @@ MACHINES = [
     Machine(device="a100-sxm-80gb", gpus=2, rack=1),
 ]
 SPEEDS = FittingSpeeds(TraceSpeeds(devices={"a100-sxm-80gb": 2.0}))
+
+
+class WithGaps(TraceSpeeds):
+    """Jobs run on the GPUs that they ask for, and on powers of two, as in a table."""
+
+    def rate(self, job: TraceJob, device: str, shape: tuple[int, ...]) -> float:
+        gpus = sum(shape)
+        runs = gpus == job.gpus or gpus.bit_count() == 1
+        return super().rate(job, device, shape) if runs else 0.0
+
+
 SHARE = ("fifo", "sjf", "qssf", "edf", "lucid")
 MIGRATE = ("fifo", "sjf", "srtf", "oracle", "backfill", "tiresias", "conservative", "themis")
 
@@ -149,6 +160,7 @@ BELIEVED: dict[str, Callable[[], Estimates]] = {
     believed=st.sampled_from(sorted(BELIEVED)),
     forecast=st.booleans(),
     slowdown=st.sampled_from([0.0, 0.4]),
+    gaps=st.booleans(),
 )
 def test_invariants_of_every_policy_and_option(
     policy: str,
@@ -162,9 +174,11 @@ def test_invariants_of_every_policy_and_option(
     believed: str,
     forecast: bool,
     slowdown: float,
+    gaps: bool,
 ) -> None:
     jobs = made(table)
-    speeds = FittingSpeeds(TraceSpeeds(slowdown_per_node=slowdown, devices={"a100-sxm-80gb": 2.0}))
+    inner = (WithGaps if gaps else TraceSpeeds)({"a100-sxm-80gb": 2.0}, slowdown)
+    speeds = FittingSpeeds(inner)
     failures = (
         FailureModel(
             job_mtbf_gpu_s=4000.0, job_mtbf_of={"a100-sxm-80gb": 2000.0}, node_mtbf_s=3000.0, repair_s=50.0

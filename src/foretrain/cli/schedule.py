@@ -196,8 +196,6 @@ def schedule(
     from foretrain.scheduling.admission import check_failures, runnable
     from foretrain.scheduling.answers.queue_now import queue_now
     from foretrain.scheduling.answers.when import DRAWS, with_job
-    from foretrain.scheduling.rounds.policies import BY_OWN_SOLVER
-    from foretrain.scheduling.rounds.programmes import has_ecos
     from foretrain.scheduling.speeds import MOST_RISK
     from foretrain.scheduling.study import run_all
 
@@ -249,11 +247,6 @@ def schedule(
         say(f"{jobs.name}: no job is of group {group!r}, which the rules name")
     jobs = runnable(with_devices_of(jobs, scenarios[0].machines), *scenarios, needed=asked)
     check_failures(jobs, scenarios[0])
-    if not has_ecos() and any(scenario.policy in BY_OWN_SOLVER for scenario in scenarios):
-        say(
-            "shares of time by our own solver, which may serve "
-            "jobs that are alike in another order than Gavel; install foretrain[gavel] for its solver"
-        )
     for line in (*jobs.malformed.lines(), *jobs.refused.lines()):
         say(f"{jobs.name}: {line}")
     how: dict[str, Any] = {"processes": processes, "ray": ray, "as_json": as_json}

@@ -27,11 +27,12 @@ def runnable(trace: Trace, *scenarios: Scenario, needed: str | None = None) -> T
     job of the name ``needed`` may not be among them."""
     distinct = list({(each.policy, each.in_rounds): each for each in scenarios}.values())
     speeds = distinct[0].speeds.make()
-    reasons: dict[tuple[str | None, str, int, int, str, str, float | None], str | None] = {}
+    reasons: dict[tuple[object, ...], str | None] = {}
     kept: list[TraceJob] = []
     counts, first = dict(trace.refused.counts), dict(trace.refused.first)
     for job in trace.jobs:
-        key = (job.device, job.kind, job.gpus, job.fewest, job.partition, job.group, job.memory_bytes)
+        sizes = (job.gpus, job.fewest, job.most)
+        key = (job.device, job.kind, sizes, job.partition, job.group, job.memory_bytes)
         if key not in reasons:
             reasons[key] = next(filter(None, (_why_refused(job, each, speeds) for each in distinct)), None)
         reason = reasons[key]
@@ -62,30 +63,32 @@ def _why_not(
     job: TraceJob, machines: Sequence[Machine], speeds: Speeds, *, resizes: bool, mixed: bool
 ) -> str | None:
     """Why a cluster can never run a job; None where it can."""
-    sizes: dict[str, int] = {}
-    in_node: dict[str, int] = {}
+    pools: dict[tuple[str, str], list[int]] = {}
     partitions = {machine.partition for machine in machines}
     if job.partition not in partitions and "" not in partitions:
         asked = job.partition or "no partition"
         return f"asks for {asked}, and the cluster has {', '.join(sorted(partitions))}"
     for machine in machines:
-        if machine.partition and machine.partition != job.partition:
-            continue
-        sizes[machine.device] = sizes.get(machine.device, 0) + machine.gpus
-        in_node[machine.device] = max(in_node.get(machine.device, 0), machine.gpus)
-    allowed = {device: size for device, size in sizes.items() if job.device in (None, device)}
-    if not allowed:
+        if machine.partition in ("", job.partition) and job.device in (None, machine.device):
+            pools.setdefault((machine.device, machine.partition), []).append(machine.gpus)
+    if not pools:
         return f"asks for {job.device}, which the cluster has not"
-    if mixed:
-        rates = {device: speeds.rate(job, device, packed(job.gpus, in_node[device])) for device in allowed}
-        if sum(size for device, size in allowed.items() if rates[device] > 0) >= job.gpus:
-            return None
-    fewest = job.fewest if resizes else job.gpus
-    large = [device for device, size in allowed.items() if size >= fewest]
+
+    def runs(pool: tuple[str, str], gpus: int) -> bool:
+        return speeds.rate(job, pool[0], packed(gpus, max(pools[pool]))) > 0
+
+    if mixed and sum(sum(nodes) for pool, nodes in pools.items() if runs(pool, job.gpus)) >= job.gpus:
+        return None
+    sizes = {pool: sum(nodes) for pool, nodes in pools.items()}
+    fewest, most = (job.fewest, job.most) if resizes else (job.gpus, job.gpus)
+    large = [pool for pool, size in sizes.items() if size >= fewest]
     if not large:
-        return f"needs more than the {counted(max(allowed.values()), 'GPU')} of one kind that the cluster has"
-    best = max(speeds.rate(job, device, packed(job.gpus, in_node[device])) for device in large)
-    return None if best > 0 else speeds.why_not(job, large)
+        return f"needs more than the {counted(max(sizes.values()), 'GPU')} of one kind that the cluster has"
+    for pool in large:
+        possible = range(fewest, min(most, sizes[pool]) + 1)
+        if runs(pool, job.gpus) and any(runs(pool, gpus) for gpus in possible):
+            return None
+    return speeds.why_not(job, dict.fromkeys(device for device, _ in large))
 
 
 def _why_never_allowed(job: TraceJob, rules: Rules, *, lends: bool) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -50,11 +51,25 @@ def device_named(name: str, devices: Sequence[str]) -> str | None:
 
     >>> device_named("a100", ["a100-sxm-80gb", "v100"])
     'a100-sxm-80gb'
+    >>> device_named("nvidia-h100-80gb-hbm3", ["h100", "v100"])
+    'h100'
     """
     if name in devices:
         return name
     alike = [each for each in devices if each.startswith(f"{name}-") or name.endswith(f"-{each}")]
+    if not alike and (meant := _as_sold(name)) is not None:
+        alike = [each for each in devices if _as_sold(each) == meant]
     return alike[0] if len(alike) == 1 else None
+
+
+def _as_sold(name: str) -> str | None:
+    """The catalogue's name of a device, or slice of one, that a driver calls so; None for what it has not."""
+    whole, _, piece = re.sub("-shared$", "", name.lower()).replace("-mig-", "@").partition("@")
+    try:
+        device = Catalog.load().device(whole).name
+    except InputError:
+        return None
+    return f"{device}@{piece}" if piece else device
 
 
 class Allocation(NamedTuple):

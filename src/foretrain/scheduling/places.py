@@ -30,7 +30,8 @@ class Places:
         if len(pools) == 1:
             pool = pools[0]
             if pool.free >= gpus:
-                return pool
+                runs = gpus == job.gpus or self._rates.packed(job.spec, pool, gpus) > 0
+                return pool if runs else None
             return pool if self._shares and self._sharable(job, pool) else None
         best, best_rate = None, 0.0
         for pool in pools:

@@ -19,6 +19,7 @@ class Rates:
         self._pools = machines.pools
         self._rates: dict[tuple[str, int, str, tuple[int, ...], float | None], float] = {}
         self._usable: dict[_Request, tuple[tuple[Pool, ...], float]] = {}
+        self._sizes: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     def work(self, job: TraceJob) -> float:
         return self._speeds.work(job)
@@ -48,6 +49,22 @@ class Rates:
         if usable is None:
             usable = self._usable[key] = self._find_usable(job)
         return usable
+
+    def sizes(self, job: TraceJob) -> tuple[int, ...]:
+        """The numbers of GPUs, of those that a job takes, on which it runs in a pool that has as many."""
+        if job.fewest == job.most:
+            return (job.gpus,)
+        key = (job.device, job.kind, job.gpus, job.fewest, job.most, job.partition, job.memory_bytes)
+        sizes = self._sizes.get(key)
+        if sizes is None:
+            pools, _ = self.usable_by(job)
+            largest = min(job.most, max(pool.size for pool in pools))
+            sizes = self._sizes[key] = tuple(
+                gpus
+                for gpus in range(job.fewest, largest + 1)
+                if any(pool.size >= gpus and self.packed(job, pool, gpus) > 0 for pool in pools)
+            )
+        return sizes
 
     def _find_usable(self, job: TraceJob) -> tuple[tuple[Pool, ...], float]:
         allowed = [pool for pool in self._pools if pool.takes(job.device, job.partition)]

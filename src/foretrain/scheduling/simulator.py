@@ -174,6 +174,10 @@ class Simulation:
         held = 0.0 if job.allocation is None else (self.now - job.since_s) * job.allocation.gpus
         return job.attained_gpu_s + held
 
+    def sizes(self, job: Active) -> tuple[int, ...]:
+        """On how many GPUs it can run, of those that it takes; rising."""
+        return self._rates.sizes(job.spec)
+
     def rate_on(self, job: Active, gpus: int) -> float:
         """Work per second on so many GPUs of the fastest device, packed; for policies that choose sizes."""
         return max(self._rates.packed(job.spec, pool, gpus) for pool in job.pools)
@@ -369,7 +373,7 @@ class Simulation:
     def _can_start(self) -> bool:
         """Whether the policy could start a job, and waits for no moment that it has asked for."""
         return self.now >= self._awaited_s and any(
-            self.fits(job, job.spec.fewest) for job in self.waiting.values()
+            self.fits(job, gpus) for job in self.waiting.values() for gpus in self.sizes(job)[:1]
         )
 
     def _stuck(self) -> PolicyError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from abc import abstractmethod
 
@@ -43,11 +44,13 @@ class Elastic(Policy):
         for job in sorted(cluster.waiting.values(), key=lambda job: (job.arrival_s, job.number)):
             if cluster.machines.free < 1:
                 return
-            if cluster.fits(job, job.spec.fewest):
-                cluster.start(job, gpus=job.spec.fewest)
+            fewest = cluster.sizes(job)[0]
+            if cluster.fits(job, fewest):
+                cluster.start(job, gpus=fewest)
 
     def _deal(self, cluster: Simulation) -> dict[int, int]:
-        """GPUs for each job. Every job's next step is its least number first, then one more at a time."""
+        """GPUs for each job. Every job's next step is its least number first, then to the next on which it
+        runs."""
         left = cluster.machines.up
         sizes: dict[int, int] = {}
         jobs = [*cluster.running.values(), *cluster.waiting.values()]
@@ -61,26 +64,30 @@ class Elastic(Policy):
                 continue
             left -= more
             sizes[number] = gpus
-            if gpus < job.spec.most:
+            if gpus < cluster.sizes(job)[-1]:
                 further = self._step(cluster, job, gpus)
                 if further[1] < 0:
                     heapq.heappush(steps, further)
         return sizes
 
     def _step(self, cluster: Simulation, job: Active, gpus: int) -> tuple[bool, float, int, int]:
-        """A job's next step, for a heap: the first one of every job, then by the gain of one more GPU."""
+        """A job's next step, for a heap: the first one of every job, then by what each further GPU gains."""
+        wider = next_size(cluster.sizes(job), gpus)
         if gpus == 0:
-            return False, self.first(cluster, job), job.number, job.spec.fewest
-        return True, self.value(cluster, job, gpus) - self.value(cluster, job, gpus + 1), job.number, gpus + 1
+            return False, self.first(cluster, job), job.number, wider
+        gain = (self.value(cluster, job, wider) - self.value(cluster, job, gpus)) / (wider - gpus)
+        return True, -gain, job.number, wider
 
     def _apply(self, cluster: Simulation, sizes: dict[int, int]) -> None:
         """Jobs that lose GPUs first, then those that gain, as far as GPUs of one kind are free."""
         for job in list(cluster.running.values()):
             size = sizes.get(job.number, 0)
             assert job.allocation is not None
-            if size == 0:
+            pool = cluster.machines.pools[job.allocation.pool]
+            narrower = size < job.allocation.gpus and bool(cluster.waiting)
+            if size == 0 or (narrower and not cluster.rate_in(job, pool, size)):
                 cluster.preempt(job)
-            elif size < job.allocation.gpus and cluster.waiting:
+            elif narrower:
                 cluster.resize(job, size)
         for job in sorted(cluster.waiting.values(), key=lambda job: (job.arrival_s, job.number)):
             size = sizes.get(job.number, 0)
@@ -93,7 +100,8 @@ class Elastic(Policy):
         assert job.allocation is not None
         held = job.allocation.gpus
         pool = cluster.machines.pools[job.allocation.pool]
-        size = min(size, held + pool.free)
+        within = [each for each in cluster.sizes(job) if held < each <= min(size, held + pool.free)]
+        size = max((each for each in within if cluster.rate_in(job, pool, each) > 0), default=0)
         if size > held and cluster.rate_on(job, size) >= _WORTH_IT * cluster.rate_on(job, held):
             cluster.resize(job, size)
 
@@ -107,7 +115,7 @@ class Pollux(Elastic):
         return cluster.attained_gpu_s(job)
 
     def value(self, cluster: Simulation, job: Active, gpus: int) -> float:
-        speedup = cluster.rate_on(job, gpus) / cluster.rate_on(job, job.spec.fewest)
+        speedup = cluster.rate_on(job, gpus) / cluster.rate_on(job, cluster.sizes(job)[0])
         return float((speedup * efficiency(gpus / job.gpus)) ** 0.5)
 
 
@@ -121,6 +129,15 @@ class Optimus(Elastic):
 
     def value(self, cluster: Simulation, job: Active, gpus: int) -> float:
         return -max(job.estimated_work - cluster.done(job), 0.0) / cluster.rate_on(job, gpus)
+
+
+def next_size(sizes: tuple[int, ...], gpus: int) -> int:
+    """The least of a job's sizes that is more than it has.
+
+    >>> next_size((1, 2, 4), 2)
+    4
+    """
+    return sizes[bisect.bisect(sizes, gpus)]
 
 
 def efficiency(scale: float) -> float:

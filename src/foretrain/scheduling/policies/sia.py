@@ -3,6 +3,9 @@ SOSP 2023)."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -31,11 +34,12 @@ class Configuration(NamedTuple):
 class Sia(Policy):
     """Every interval, the configurations that make the sum of (goodput over the job's worst)^p least.
 
-    A job takes its least number of GPUs, that times powers of two, up to its most, all of one kind of device;
-    p = -0.5 leans to fairness. A configuration other than the present one is worth less by the restarts that
-    the job has paid for: (age - restarts x cost) / (age + cost). Goodput is the speed on that device (of the
-    table or predictor) times the efficiency of a larger batch, with the same noise for all jobs; the paper
-    learns both of each job as it runs. Hybrid-parallel jobs are those of a template with a plan.
+    A job takes the least number of GPUs that it runs on, that times powers of two, up to its most, all of one
+    kind of device; p = -0.5 leans to fairness. A configuration other than the present one is worth less by
+    the restarts that the job has paid for: (age - restarts x cost) / (age + cost). Goodput is the speed on
+    that device (of the table or predictor) times the efficiency of a larger batch, with the same noise for
+    all jobs; the paper learns both of each job as it runs. Hybrid-parallel jobs are those of a template with
+    a plan.
     """
 
     name = "sia"
@@ -71,10 +75,10 @@ class Sia(Policy):
 
     def _stands_still(self, cluster: Simulation) -> bool:
         """Whether jobs wait that would go into what is free."""
-        return any(cluster.fits(job, job.spec.fewest) for job in cluster.waiting.values())
+        return any(cluster.fits(job, cluster.sizes(job)[0]) for job in cluster.waiting.values())
 
     def _configurations(self, cluster: Simulation, job: Active) -> list[Configuration]:
-        sizes, size = {job.gpus}, job.spec.fewest
+        sizes, size = {job.gpus}, cluster.sizes(job)[0]
         while size <= job.spec.most:
             sizes.add(size)
             size *= 2
@@ -127,16 +131,30 @@ class Sia(Policy):
             ),
             shape=(len(pools), len(options)),
         )
-        solution = milp(
-            np.array([each.cost - _WAITS for each in options]),
-            integrality=np.ones(len(options)),
-            bounds=Bounds(0, 1),
-            constraints=[LinearConstraint(per_job, ub=1.0), LinearConstraint(per_pool, ub=room)],
-            options={"mip_rel_gap": _GAP},
-        )
+        with _nothing_printed():
+            solution = milp(
+                np.array([each.cost - _WAITS for each in options]),
+                integrality=np.ones(len(options)),
+                bounds=Bounds(0, 1),
+                constraints=[LinearConstraint(per_job, ub=1.0), LinearConstraint(per_pool, ub=room)],
+                options={"mip_rel_gap": _GAP},
+            )
         if solution.x is None:
             raise ForetrainError(f"policy sia: the integer programme has no solution ({solution.message})")
         return {each.job.number: each for each, taken in zip(options, solution.x, strict=True) if taken > 0.5}
+
+
+@contextlib.contextmanager
+def _nothing_printed() -> Iterator[None]:
+    """Keep what the solver prints by itself, past Python, from standard output, where JSON may go."""
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _is_present(job: Active, wanted: Configuration) -> bool:

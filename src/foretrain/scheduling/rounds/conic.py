@@ -1,9 +1,9 @@
-"""Solves cone programmes by the interior-point method that ECOS publishes, step by step the same.
+"""Solves cone programmes by the interior-point method that ECOS publishes, to the same last digit.
 
 Domahidi, Chu and Boyd, ECC 2013, after Vandenberghe's coneprog: a homogeneous embedding, Nesterov-Todd
 scaling, Mehrotra's predictor and corrector. Many optima are often as good; which of them a solver ends at
-hangs on its path, so the path is followed: scaling of the data, start, step lengths and tolerances are those
-of ECOS.
+hangs on its path, down to its rounding. So the path is followed: scaling of the data, start, elimination,
+step lengths and tolerances are those of ECOS, and so is the order of every sum, which is left to no library.
 """
 
 from __future__ import annotations
@@ -11,12 +11,21 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
-from scipy.sparse import bmat, csc_matrix
-from scipy.sparse import diags as diagonal
-from scipy.sparse.linalg import splu
 
-Column = npt.NDArray[np.float64]
+from foretrain.scheduling.rounds.cones import (
+    GAMMA,
+    IN_CONE,
+    STRETCHED,
+    Column,
+    Cones,
+    Matrix,
+    Scaling,
+    Stretched,
+    dot,
+    norm,
+    rest_squared,
+)
+from foretrain.scheduling.rounds.elimination import Elimination
 
 _MOST_STEPS = 100
 _SCALINGS = 3
@@ -24,193 +33,136 @@ _SMALL = 1e-6
 """Norms of rows and columns below which they are left alone."""
 _TOLERANCE, _INACCURATE = 1e-8, 5e-5
 _FEASIBLY_INACCURATE = 1e-4
-_GAMMA = 0.99
-"""Share of the way to the boundary that a step goes."""
 _LEAST_STEP, _MOST_STEP = 1e-6, 0.999
 _LEAST_SIGMA = 1e-4
 _REGULAR = 7e-8
-"""Added to the diagonal of the system, and refined away."""
+"""Added to the diagonal of the system."""
 _REFINEMENTS, _ACCURACY = 9, 1e-14
 _WORTH_IT = 6.0
 """By how much a refinement must lessen the error for another one."""
 
 
-class Cones:
-    """Linear inequalities first, then second-order cones of three rows each."""
-
-    def __init__(self, linear: int, threes: int) -> None:
-        self.linear, self.threes = linear, threes
-        self.rows = linear + 3 * threes
-        self.degree = linear + threes
-
-    def parts(self, column: Column) -> tuple[Column, Column]:
-        """The linear part, and the cones one below the other."""
-        return column[: self.linear], column[self.linear :].reshape(self.threes, 3)
-
-    def joined(self, linear: Column, threes: Column) -> Column:
-        return np.concatenate([linear, threes.ravel()])
-
-    def into(self, column: Column) -> Column:
-        """Moved along the unit until it lies inside."""
-        linear, threes = self.parts(column)
-        short = [-linear, np.linalg.norm(threes[:, 1:], axis=1) - threes[:, 0]]
-        shift = 1.0 + max([-_GAMMA, *(float(each.max()) for each in short if each.size and each.max() >= 0)])
-        moved = column.copy()
-        moved_linear, moved_threes = self.parts(moved)
-        moved_linear += shift
-        moved_threes[:, 0] += shift
-        return moved
-
-    def product(self, left: Column, right: Column) -> Column:
-        (a, u), (b, v) = self.parts(left), self.parts(right)
-        cones = u[:, :1] * v + v[:, :1] * u
-        cones[:, 0] = (u * v).sum(axis=1)
-        return self.joined(a * b, cones)
-
-    def quotient(self, by: Column, column: Column) -> Column:
-        """What ``by`` must be multiplied with to give a column."""
-        (a, u), (b, w) = self.parts(by), self.parts(column)
-        rho = u[:, 0] ** 2 - (u[:, 1:] ** 2).sum(axis=1)
-        zeta = (u[:, 1:] * w[:, 1:]).sum(axis=1)
-        cones = np.empty_like(u)
-        cones[:, 0] = (u[:, 0] * w[:, 0] - zeta) / rho
-        cones[:, 1:] = ((zeta / u[:, 0] - w[:, 0]) / rho)[:, None] * u[:, 1:] + w[:, 1:] / u[:, :1]
-        return self.joined(b / a, cones)
-
-    def less_unit(self, column: Column, amount: float) -> Column:
-        less = column.copy()
-        linear, threes = self.parts(less)
-        linear -= amount
-        threes[:, 0] -= amount
-        return less
-
-
-class _Scaling:
-    """Nesterov and Todd's: W z = W^-1 s."""
-
-    def __init__(self, cones: Cones, slack: Column, price: Column) -> None:
-        self.cones = cones
-        (s, u), (z, v) = cones.parts(slack), cones.parts(price)
-        self.linear = np.sqrt(s / z)
-        u_size, v_size = (np.sqrt(each[:, 0] ** 2 - (each[:, 1:] ** 2).sum(axis=1)) for each in (u, v))
-        u_bar, v_bar = u / u_size[:, None], v / v_size[:, None]
-        self.eta = np.sqrt(u_size / v_size)
-        gamma = np.sqrt(0.5 * (1 + (u_bar * v_bar).sum(axis=1)))
-        self.a = 0.5 / gamma * (u_bar[:, 0] + v_bar[:, 0])
-        self.q = (0.5 / gamma)[:, None] * (u_bar[:, 1:] - v_bar[:, 1:])
-
-    def times(self, column: Column) -> Column:
-        linear, threes = self.cones.parts(column)
-        zeta = (self.q * threes[:, 1:]).sum(axis=1)
-        scaled = np.empty_like(threes)
-        scaled[:, 0] = self.a * threes[:, 0] + zeta
-        scaled[:, 1:] = threes[:, 1:] + (threes[:, 0] + zeta / (1 + self.a))[:, None] * self.q
-        return self.cones.joined(self.linear * linear, self.eta[:, None] * scaled)
-
-    def stretched(self) -> csc_matrix:
-        """-W^2 with two further rows for each cone, so that it stays sparse: eta^2 (D + uu' - vv')."""
-        ones = (self.q**2).sum(axis=1)
-        c = 1 + self.a + ones / (1 + self.a)
-        d = 1 + 2 / (1 + self.a) + ones / (1 + self.a) ** 2
-        d_first = np.maximum(0.5 * (self.a**2 + ones * (1 - c**2 / (1 + ones * d))), 0.0)
-        u_first = np.sqrt(self.a**2 + ones - d_first)
-        u_rest = c / u_first
-        v_rest = np.sqrt(np.maximum(u_rest**2 - d, 0.0))
-        return _stretched(
-            self.linear**2, self.eta**2, d_first, u_first, u_rest[:, None] * self.q, v_rest[:, None] * self.q
-        )
-
-
-def _stretched(
-    linear: Column, eta: Column, d_first: Column, u_first: Column, u: Column, v: Column
-) -> csc_matrix:
-    """The matrix of ``stretched``; the rows of a cone are its three, that of v and that of u."""
-    cones = len(eta)
-    blocks = np.zeros((cones, 5, 5))
-    blocks[:, 0, 0] = -d_first
-    blocks[:, 1, 1] = blocks[:, 2, 2] = blocks[:, 3, 3] = -1.0
-    blocks[:, 4, 4] = 1.0
-    blocks[:, 1:3, 3] = blocks[:, 3, 1:3] = -v
-    blocks[:, 0, 4] = blocks[:, 4, 0] = -u_first
-    blocks[:, 1:3, 4] = blocks[:, 4, 1:3] = -u
-    blocks *= eta[:, None, None]
-    first = len(linear) + 5 * np.arange(cones)[:, None, None]
-    rows, columns = np.broadcast_arrays(
-        first + np.arange(5)[None, :, None], first + np.arange(5)[None, None, :]
-    )
-    used = _PATTERN[None].repeat(cones, axis=0)
-    ahead = np.arange(len(linear))
-    places = (np.concatenate([ahead, rows[used]]), np.concatenate([ahead, columns[used]]))
-    size = len(linear) + 5 * cones
-    return csc_matrix((np.concatenate([-linear, blocks[used]]), places), shape=(size, size))
-
-
-_PATTERN = np.array(
-    [[1, 0, 0, 0, 1], [0, 1, 0, 1, 1], [0, 0, 1, 1, 1], [0, 1, 1, 1, 0], [1, 1, 1, 0, 1]], dtype=bool
-)
-"""Where the block of a cone has entries."""
-
-
 class _System:
-    """[0 G'; G -W^2], factored once, solved for several right-hand sides with refinement.
+    """[0 G'; G -W^2], solved for several right-hand sides with refinement for every W.
 
-    Unknowns are eliminated by least degree, as in ECOS: rounding decides between optima that are alike.
+    What is added to the diagonal is refined towards, not away: so does ECOS, with the other sign in the last
+    row of each cone.
     """
 
-    def __init__(self, limits: csc_matrix, cones: Cones, stretched: csc_matrix) -> None:
-        self._size, self._cones = limits.shape[1], cones
-        of_cones = cones.linear + (5 * np.arange(cones.threes)[:, None] + np.arange(3)).ravel()
-        self._places = self._size + np.concatenate([np.arange(cones.linear), of_cones]).astype(int)
-        rows = stretched.shape[0]
-        spread = csc_matrix(
-            (np.ones(cones.rows), (self._places - self._size, np.arange(cones.rows))),
-            shape=(rows, cones.rows),
-        )
-        stretched_limits = csc_matrix(spread @ limits)
-        exact = bmat([[None, stretched_limits.T], [stretched_limits, stretched]], format="csc")
-        signs = np.concatenate([np.ones(self._size), -np.ones(rows)])
-        first = self._size + cones.linear
-        signs[first + 3 :: 5], signs[first + 4 :: 5] = 0.0, 1.0
-        self._exact = exact
-        self._factored = splu(
-            csc_matrix(exact + diagonal(_REGULAR * signs)),
-            permc_spec="MMD_AT_PLUS_A",
-            diag_pivot_thresh=0.0,
-            options={"SymmetricMode": True},
-        )
+    def __init__(self, limits: Matrix, cones: Cones) -> None:
+        size = limits.shape[1]
+        self._limits, self._cones, self._size = limits, cones, size
+        below: list[list[tuple[int, float]]] = [[] for _ in range(limits.shape[0])]
+        for row, column, value in zip(
+            limits.rows.tolist(), limits.columns.tolist(), limits.values.tolist(), strict=True
+        ):
+            below[row].append((column, value))
+        columns: list[list[int]] = [[number] for number in range(size)]
+        values: list[float] = [_REGULAR] * size
+        signs = [1] * size
+        changing: list[int] = []
+        """Which of the values are those of W, in its order."""
+
+        def add(entries: list[tuple[int, float]], own: list[int], sign: int) -> None:
+            columns.append([*(number for number, _ in entries), *own])
+            values.extend(value for _, value in entries)
+            changing.extend(range(len(values), len(values) + len(own)))
+            values.extend(0.0 for _ in own)
+            signs.append(sign)
+
+        for row in range(cones.linear):
+            add(below[row], [size + row], -1)
+        for cone in range(cones.threes):
+            first = size + cones.linear + STRETCHED * cone
+            for row in range(IN_CONE):
+                add(below[cones.linear + IN_CONE * cone + row], [first + row], -1)
+            add([], [first + 1, first + 2, first + 3], -1)
+            add([], [first, first + 1, first + 2, first + 4], 1)
+        self._values, self._changing = np.array(values), np.array(changing, dtype=np.int64)
+        self._elimination = Elimination(columns, signs)
+        self._stretched: Stretched | None = None
+        self._kept = np.full(cones.rows, _REGULAR)
+        self._kept[cones.linear + IN_CONE - 1 :: IN_CONE] = -_REGULAR
+
+    def factor(self, stretched: Stretched | None) -> None:
+        """For a W; None for the unit, to which nothing is added."""
+        self._stretched = stretched
+        linear, cones = (stretched or Stretched.unit(self._cones)).entries()
+        if stretched is not None:
+            linear = linear - _REGULAR
+            cones = cones + _ADDED
+        self._values[self._changing] = np.concatenate([linear, cones.ravel()])
+        self._elimination.factor(self._values.tolist())
 
     def solve(self, first: Column, second: Column) -> tuple[Column, Column]:
-        wanted = np.zeros(self._exact.shape[0])
-        wanted[: self._size], wanted[self._places] = first, second
-        solution = self._factored.solve(wanted)
-        accurate = _ACCURACY * (1 + float(np.abs(wanted).max()))
-        before, size_before = solution, math.inf
-        for _ in range(_REFINEMENTS + 1):
-            off = wanted - self._exact @ solution
+        wanted = self._spread(first, second)
+        solution = self._eliminated(wanted)
+        accurate = _ACCURACY * (1.0 + float(np.abs(wanted).max()))
+        change, size_before = np.zeros_like(wanted), math.inf
+        for count in range(_REFINEMENTS + 1):
+            off = self._off(first, second, solution)
             size = float(np.abs(off).max())
-            if size > size_before:
-                solution = before
+            if count and size > size_before:
+                solution = solution - change
                 break
-            if size < accurate or size_before < _WORTH_IT * size:
+            if count == _REFINEMENTS or size < accurate or (count and size_before < _WORTH_IT * size):
                 break
-            before, size_before = solution, size
-            solution = solution + self._factored.solve(off)
-        return solution[: self._size], solution[self._places]
+            size_before, change = size, self._eliminated(off)
+            solution = solution + change
+        return self._parts(solution)
+
+    def _eliminated(self, wanted: Column) -> Column:
+        return np.array(self._elimination.solve(wanted.tolist()))
+
+    def _parts(self, solution: Column) -> tuple[Column, Column]:
+        """The unknowns, and the rows of the cones without those that stretch them."""
+        linear, cones = self._rows(solution)
+        return solution[: self._size], self._cones.joined(linear, cones[:, :IN_CONE])
+
+    def _rows(self, solution: Column) -> tuple[Column, Column]:
+        end = self._size + self._cones.linear
+        return solution[self._size : end], solution[end:].reshape(self._cones.threes, STRETCHED)
+
+    def _spread(self, first: Column, second: Column) -> Column:
+        """One column of the stretched system."""
+        linear, threes = self._cones.parts(second)
+        cones = np.zeros((self._cones.threes, STRETCHED))
+        cones[:, :IN_CONE] = threes
+        return np.concatenate([first, linear, cones.ravel()])
+
+    def _off(self, first: Column, second: Column, solution: Column) -> Column:
+        """What the solution leaves."""
+        x, z = self._parts(solution)
+        off = self._spread(
+            self._limits.transposed_from(first - _REGULAR * x, z),
+            second - self._limits.times(x) + self._kept * z,
+        )
+        linear, cones = self._rows(solution)
+        if self._stretched is not None:
+            linear, cones = self._stretched.times(linear, cones)
+        off_linear, off_cones = self._rows(off)
+        off_linear += linear
+        off_cones += cones
+        return off
 
 
-def solve(cost: Column, limits: csc_matrix, bounds: Column, *, linear: int, threes: int = 0) -> Column | None:
+_ADDED = np.array([-_REGULAR] * IN_CONE + [0.0] * 6 + [_REGULAR])
+"""To the entries of a cone: the diagonal of its own rows and of that of u."""
+
+
+def solve(cost: Column, limits: Matrix, bounds: Column, *, linear: int, threes: int = 0) -> Column | None:
     """The x of least ``cost @ x`` with ``bounds - limits @ x`` in the cones; None where there is none.
 
-    >>> square = csc_matrix(np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]]))
+    >>> square = Matrix(np.arange(4), np.array([0, 0, 1, 1]), np.array([1.0, -1, 1, -1]), (4, 2))
     >>> solve(np.array([1.0, 1.0]), square, np.array([1.0, 0, 1, 0]), linear=4).round(6) + 0.0
     array([0., 0.])
     """
     cones = Cones(linear, threes)
     limits, columns, rows = _equilibrated(limits, cones)
     cost, bounds = cost / columns, bounds / rows
-    state = _start(cost, limits, bounds, cones)
     best: Column | None = None
     with np.errstate(invalid="raise", divide="raise", over="raise"):
+        state = _start(cost, limits, bounds, cones)
         for _ in range(_MOST_STEPS):
             verdict = state.verdict()
             if verdict is not None:
@@ -220,65 +172,61 @@ def solve(cost: Column, limits: csc_matrix, bounds: Column, *, linear: int, thre
             try:
                 if not state.step():
                     break
-            except (RuntimeError, FloatingPointError, ZeroDivisionError):
+            except (FloatingPointError, ZeroDivisionError, OverflowError):
                 break
     return best
 
 
-def _equilibrated(limits: csc_matrix, cones: Cones) -> tuple[csc_matrix, Column, Column]:
+def _equilibrated(limits: Matrix, cones: Cones) -> tuple[Matrix, Column, Column]:
     """Rows and columns divided by the roots of their largest entries, a few times (Ruiz)."""
-    columns, rows = np.ones(limits.shape[1]), np.ones(limits.shape[0])
-    limits = limits.tocsc().copy()
+    height, width = limits.shape
+    columns, rows, values = np.ones(width), np.ones(height), limits.values
     for _ in range(_SCALINGS):
-        sizes = abs(limits)
-        of_columns = np.asarray(sizes.max(axis=0).todense()).ravel()
-        of_rows = np.asarray(sizes.max(axis=1).todense()).ravel()
+        of_columns, of_rows = np.zeros(width), np.zeros(height)
+        np.maximum.at(of_columns, limits.columns, np.abs(values))
+        np.maximum.at(of_rows, limits.rows, np.abs(values))
         _, in_cones = cones.parts(of_rows)
-        in_cones[:] = in_cones.sum(axis=1, keepdims=True)
-        of_columns, of_rows = (
-            np.where(each < _SMALL, 1.0, np.sqrt(np.maximum(each, _SMALL))) for each in (of_columns, of_rows)
-        )
-        limits = csc_matrix(diagonal(1 / of_rows) @ limits @ diagonal(1 / of_columns))
+        in_cones[:] = (in_cones[:, 0] + in_cones[:, 1] + in_cones[:, 2])[:, None]
+        of_columns, of_rows = (np.where(each < _SMALL, 1.0, np.sqrt(each)) for each in (of_columns, of_rows))
+        values = values / of_rows[limits.rows] / of_columns[limits.columns]
         columns, rows = columns * of_columns, rows * of_rows
-    return limits, columns, rows
+    return Matrix(limits.rows, limits.columns, values, limits.shape), columns, rows
 
 
-def _start(cost: Column, limits: csc_matrix, bounds: Column, cones: Cones) -> _State:
-    ones, none = np.ones(cones.threes), np.zeros((cones.threes, 2))
-    unit = _stretched(np.ones(cones.linear), ones, ones, np.zeros(cones.threes), none, none)
-    system = _System(limits, cones, unit)
-    zeros = np.zeros(len(cost))
-    x, away = system.solve(zeros, bounds)
+def _start(cost: Column, limits: Matrix, bounds: Column, cones: Cones) -> _State:
+    system = _System(limits, cones)
+    system.factor(None)
+    x, away = system.solve(np.zeros(len(cost)), bounds)
     _, price = system.solve(-cost, np.zeros(cones.rows))
-    return _State(cost, limits, bounds, cones, x, cones.into(-away), cones.into(price))
+    return _State(cost, limits, bounds, cones, system, x, cones.into(-away), cones.into(price))
 
 
 class _State:
     """A point of the homogeneous embedding."""
 
     def __init__(
-        self, cost: Column, limits: csc_matrix, bounds: Column, cones: Cones, x: Column, s: Column, z: Column
-    ) -> None:
+        self, cost: Column, limits: Matrix, bounds: Column, cones: Cones, system: _System,
+        x: Column, s: Column, z: Column,
+    ) -> None:  # fmt: skip
         self.cost, self.limits, self.bounds, self.cones = cost, limits, bounds, cones
-        self._transposed = limits.T.tocsr()
+        self._system = system
         self.x, self.s, self.z, self.tau, self.kappa = x, s, z, 1.0, 1.0
-        self._sizes = [max(1.0, float(np.linalg.norm(each))) for each in (cost, bounds)]
+        self._sizes = [max(1.0, norm(each)) for each in (cost, bounds)]
         self._look()
 
     def _look(self) -> None:
         """Residuals, and what they say of the point."""
-        pull, reach = -(self._transposed @ self.z), self.s + self.limits @ self.x
-        self._pull = float(np.linalg.norm(pull))
-        self._rx, self._rz = pull - self.cost * self.tau, reach - self.bounds * self.tau
-        self._cx, self._hz = float(self.cost @ self.x), float(self.bounds @ self.z)
+        pull = self.limits.transposed_from(np.zeros(len(self.x)), self.z)
+        reach = self.limits.times(self.x) + self.s
+        self._pull = norm(pull)
+        self._rx, self._rz = pull - self.tau * self.cost, reach - self.tau * self.bounds
+        self._cx, self._hz = dot(self.cost, self.x), dot(self.bounds, self.z)
         self._rt = self.kappa + self._cx + self._hz
-        self._gap = float(self.s @ self.z)
+        self._gap = dot(self.s, self.z)
         self._mu = (self._gap + self.kappa * self.tau) / (self.cones.degree + 1)
-        sizes = [float(np.linalg.norm(each)) for each in (self.x, self.z, self.s)]
-        self._primal = (
-            float(np.linalg.norm(self._rz)) / max(self._sizes[1] + sizes[0] + sizes[2], 1.0) / self.tau
-        )
-        self._dual = float(np.linalg.norm(self._rx)) / max(self._sizes[0] + sizes[1], 1.0) / self.tau
+        sizes = [norm(each) for each in (self.x, self.z, self.s)]
+        self._primal = norm(self._rz) / max(self._sizes[1] + sizes[0] + sizes[2], 1.0) / self.tau
+        self._dual = norm(self._rx) / max(self._sizes[0] + sizes[1], 1.0) / self.tau
         self._of_price = max(sizes[1], 1.0)
         primal, dual = self._cx / self.tau, -self._hz / self.tau
         self._relative = self._gap / -primal if primal < 0 else self._gap / dual if dual > 0 else math.inf
@@ -301,28 +249,30 @@ class _State:
 
     def step(self) -> bool:
         """One predictor and corrector; whether it led anywhere."""
-        cones, scaling = self.cones, _Scaling(self.cones, self.s, self.z)
+        cones, scaling, system = self.cones, Scaling(self.cones, self.s, self.z), self._system
         lam = scaling.times(self.z)
-        system = _System(self.limits, cones, scaling.stretched())
+        system.factor(scaling.stretched())
         x1, z1 = system.solve(-self.cost, self.bounds)
-        denominator = self.kappa / self.tau - float(self.cost @ x1) - float(self.bounds @ z1)
+        denominator = self.kappa / self.tau - dot(self.cost, x1) - dot(self.bounds, z1)
         x2, z2 = system.solve(self._rx, self.s - self._rz)
-        tau = (self._rt - self.kappa + float(self.cost @ x2) + float(self.bounds @ z2)) / denominator
+        tau = (self._rt - self.kappa + dot(self.cost, x2) + dot(self.bounds, z2)) / denominator
         scaled_z = scaling.times(z2 + tau * z1)
         scaled_s = -scaled_z - lam
         kappa = -self.kappa - self.kappa / self.tau * tau
-        sigma = min(max((1 - self._reach(lam, scaled_s, scaled_z, tau, kappa)) ** 3, _LEAST_SIGMA), 1.0)
-        aim = cones.product(lam, lam) + cones.product(scaled_s, scaled_z)
-        direction = cones.quotient(lam, cones.less_unit(aim, sigma * self._mu))
-        x2, z2 = system.solve((1 - sigma) * self._rx, scaling.times(direction) - (1 - sigma) * self._rz)
-        of_kappa = self.kappa * self.tau + kappa * tau - sigma * self._mu
-        gain = float(self.cost @ x2) + float(self.bounds @ z2)
-        tau = ((1 - sigma) * self._rt - of_kappa / self.tau + gain) / denominator
+        short = 1.0 - self._reach(lam, scaled_s, scaled_z, tau, kappa)
+        sigma = min(max(short * short * short, _LEAST_SIGMA), 1.0)
+        part, sigma_mu = 1.0 - sigma, sigma * self._mu
+        both = cones.product(scaled_s, scaled_z)
+        direction = cones.quotient(lam, cones.plus_less_unit(cones.product(lam, lam), both, sigma_mu))
+        x2, z2 = system.solve(part * self._rx, -part * self._rz + scaling.times(direction))
+        of_kappa = self.kappa * self.tau + kappa * tau - sigma_mu
+        gain = part * self._rt - of_kappa / self.tau + dot(self.cost, x2) + dot(self.bounds, z2)
+        tau = gain / denominator
         x2, z2 = x2 + tau * x1, z2 + tau * z1
         scaled_z = scaling.times(z2)
         scaled_s = -(direction + scaled_z)
         kappa = -(of_kappa + self.kappa * tau) / self.tau
-        reach = _GAMMA * self._reach(lam, scaled_s, scaled_z, tau, kappa)
+        reach = self._reach(lam, scaled_s, scaled_z, tau, kappa) * GAMMA
         self.x, self.z = self.x + reach * x2, self.z + reach * z2
         self.s = self.s + reach * scaling.times(scaled_s)
         self.kappa, self.tau = self.kappa + reach * kappa, self.tau + reach * tau
@@ -336,9 +286,9 @@ class _State:
         for change in (s, z):
             linear, threes = self.cones.parts(change)
             if linear.size and (most := float((-linear / at).max())) > 0:
-                bounds.append(1 / most)
+                bounds.append(1.0 / most)
             if threes.size and (most := float(_outward(at_cones, threes).max())) > 0:
-                bounds.append(1 / most)
+                bounds.append(1.0 / most)
         for value, by in ((self.tau, tau), (self.kappa, kappa)):
             if by < 0:
                 bounds.append(-value / by)
@@ -347,9 +297,10 @@ class _State:
 
 def _outward(at: Column, change: Column) -> Column:
     """How fast a change leads out of second-order cones, by the point it starts at."""
-    size = np.sqrt(at[:, 0] ** 2 - (at[:, 1:] ** 2).sum(axis=1))
-    bar = at / size[:, None]
-    along = bar[:, 0] * change[:, 0] - (bar[:, 1:] * change[:, 1:]).sum(axis=1)
+    size = np.sqrt(at[:, 0] * at[:, 0] - rest_squared(at))
+    bar, per_size = at / size[:, None], 1.0 / size
+    along = bar[:, 0] * change[:, 0] - bar[:, 1] * change[:, 1] - bar[:, 2] * change[:, 2]
     factor = (along + change[:, 0]) / (bar[:, 0] + 1)
-    rest: Column = np.linalg.norm(change[:, 1:] - factor[:, None] * bar[:, 1:], axis=1)
-    return np.asarray((rest - along) / size, dtype=np.float64)
+    rest = per_size[:, None] * (change[:, 1:] - factor[:, None] * bar[:, 1:])
+    out = np.sqrt(rest[:, 0] * rest[:, 0] + rest[:, 1] * rest[:, 1]) - per_size * along
+    return np.asarray(out, dtype=np.float64)

@@ -144,12 +144,6 @@ def _as_on(rates: Column, column: int) -> Column:
     return np.repeat(np.where(one > 0, one, rates.max(axis=1, keepdims=True)), rates.shape[1], axis=1)
 
 
-BY_OWN_SOLVER = (
-    *("max_min_fairness", "max_min_fairness_perf", "finish_time_fairness", "finish_time_fairness_perf"),
-    *("min_total_duration", "min_total_duration_perf"),
-)
-"""Those that Gavel leaves to ECOS, and we to our own solver where it is not installed."""
-
 ROUND_POLICIES: dict[str, type[RoundPolicy]] = {
     policy.name: policy
     for policy in (

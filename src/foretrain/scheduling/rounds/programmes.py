@@ -1,20 +1,23 @@
 """Solves the programmes by which round-based policies divide the time of kinds of devices among jobs.
 
-Solved by ECOS, which Gavel uses, where it is installed (``foretrain[gavel]``): many divisions are often
-optimal, and which of them a solver ends at, to the last digit, decides between jobs that are alike. Otherwise
-by our own play of the method that ECOS publishes, which ends at nearly the same.
+Many divisions are often optimal, and which of them a solver ends at, to the last digit, decides between jobs
+that are alike. Gavel solves with ECOS; so it is done here where ECOS is installed (``foretrain[gavel]``), and
+otherwise by our own play of its method, which ends at the same digits, if later among hundreds of jobs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
 from foretrain.errors import InputError
 from foretrain.scheduling.result import Column
+from foretrain.scheduling.rounds import conic
+from foretrain.scheduling.rounds.cones import Matrix
 
 _SLACK = 1.05
 """How far the longest duration may be above the least possible one (Gavel stops its search there)."""
@@ -152,28 +155,30 @@ class _Programme:
 
     def solve(self) -> Column | None:
         """The variables; None where there is no solution."""
-        from scipy.sparse import csc_matrix
-
-        from foretrain.scheduling.rounds import conic
-
         rows, columns, values = (
-            np.concatenate([entry[part] for entry in self._entries]) for part in range(3)
+            np.concatenate([np.asarray(entry[part]) for entry in self._entries]) for part in range(3)
         )
         shape = (len(self._bounds), self._size)
-        limits = csc_matrix((values.astype(float), (rows.astype(int), columns.astype(int))), shape=shape)
-        limits.sort_indices()
+        limits = Matrix(rows.astype(np.int64), columns.astype(np.int64), values.astype(np.float64), shape)
         cost, bounds = np.zeros(self._size), np.array(self._bounds)
         cost[: self._above] = 1.0
         linear = shape[0] - 3 * self._cones
         if has_ecos():
-            dims = {"l": linear, "q": [3] * self._cones}
-            solution = import_module("ecos").solve(cost, limits, bounds, dims, verbose=False)
+            solution = _by_ecos(cost, limits, bounds, {"l": linear, "q": [3] * self._cones})
             flag = solution["info"]["exitFlag"]
             if flag == 0 or (self._above and flag == 10):
                 return np.asarray(solution["x"], dtype=np.float64)
             if not self._above:
                 return None
         return conic.solve(cost, limits, bounds, linear=linear, threes=self._cones)
+
+
+def _by_ecos(cost: Column, limits: Matrix, bounds: Column, cones: Mapping[str, object]) -> Any:
+    from scipy.sparse import csc_matrix
+
+    sparse = csc_matrix((limits.values, (limits.rows, limits.columns)), shape=limits.shape)
+    sparse.sort_indices()
+    return import_module("ecos").solve(cost, sparse, bounds, cones, verbose=False)
 
 
 def _shares(values: Column, shape: tuple[int, ...]) -> Column:
