@@ -399,6 +399,28 @@ def test_a_packed_sequence_is_one_cudnn_call() -> None:
     assert "_cudnn_rnn" in launched(trace(Packed(5, 3), STEPS))
 
 
+class PackedByLengths(nn.LSTM):
+    """Takes the lengths as an input, which cuDNN wants on the CPU."""
+
+    def __init__(self, send: Callable[[Tensor], Any]) -> None:
+        super().__init__(8, 16)
+        self.send = send
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
+        packed = nn.utils.rnn.pack_padded_sequence(x, self.send(lengths), enforce_sorted=False)
+        data: Tensor = super().forward(packed)[0].data
+        return data
+
+
+@pytest.mark.parametrize(
+    "send",
+    [lambda one: one, lambda one: one.to("cpu"), lambda one: one.to(torch.device("cpu"), torch.int64)],
+)
+def test_lengths_that_are_an_input_are_known_on_the_cpu(send: Callable[[Tensor], Any]) -> None:
+    graph = capture(PackedByLengths(send), (STEPS, torch.tensor([5, 3])), lambda data: data.sum())
+    assert only(graph, "_cudnn_rnn").outputs[0].shape == (5 + 3, 16)
+
+
 @pytest.mark.parametrize("name", ["_cudnn_rnn", "_cudnn_rnn_backward"])
 def test_a_packed_sequence_takes_as_many_steps_in_turn_as_its_longest(name: str) -> None:
     whole, packed = (cells(only(trace(module, STEPS), name)) for module in (nn.LSTM(8, 16), Packed(5, 5)))

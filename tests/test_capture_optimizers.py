@@ -12,6 +12,7 @@ from foretrain.capture import capture
 from foretrain.capture.tracing.optimizers import build_optimizer
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph
+from foretrain.graph.ir import CATEGORIES
 from foretrain.workload import OPTIMIZERS
 
 ROWS = torch.zeros(4, 8)
@@ -120,6 +121,28 @@ def test_the_number_of_kernels_does_not_grow_with_the_number_of_parameters(name:
         return len(kernels(capture(module, ROWS, optimizer=name)))
 
     assert count(1) == count(3)
+
+
+class WithIdleHead(nn.Linear):
+    """A layer beside a head that the forward pass leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 6)
+        self.idle = nn.Linear(8, 100)
+
+
+@pytest.mark.parametrize("name", [one for one in OPTIMIZERS if one != "muon"])  # which tells matrices apart
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_what_no_gradient_comes_to_has_neither_state_nor_gradient(name: str, accumulate: bool) -> None:
+    idle, plain = (
+        capture(module, ROWS, optimizer=name, accumulate=accumulate)
+        for module in (WithIdleHead(), nn.Linear(8, 6))
+    )
+    held = [
+        {kind: sum(b.size_bytes for b in graph.buffers if b.category == kind) for kind in CATEGORIES}
+        for graph in (idle, plain)
+    ]
+    assert held[0] == {**held[1], "weights": held[1]["weights"] + 4 * (8 * 100 + 100)}
 
 
 def test_the_state_exists_before_the_first_traced_step() -> None:

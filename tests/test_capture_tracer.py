@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from foretrain.capture import capture
 from foretrain.capture.sources.loaded import classifier_loss
 from foretrain.capture.tracing.tracer import trace_step
-from foretrain.errors import CaptureError
+from foretrain.errors import CaptureError, InputError
 from foretrain.graph import Buffer, Category, OpGraph, Phase
 from foretrain.graph.ir import from_json, to_json
 from foretrain.step.replay import replay
@@ -343,6 +343,13 @@ def test_channels_last_reaches_the_outputs_of_convolutions() -> None:
         graph.ops[i].operator.outputs[0].channels_last
         for i in (*named(graph, "convolution"), *named(graph, "relu"))
     )
+
+
+def test_channels_last_is_refused_where_torch_does_not_lay_weights_out_so() -> None:
+    with pytest.raises(
+        InputError, match=r"^training.channels_last: true, but weight has 5 dimensions, which "
+    ):
+        capture(nn.Conv3d(3, 4, 1), torch.zeros(2, 3, 4, 4, 4), channels_last=True)
 
 
 def test_channels_last_is_the_layout_of_input_and_weights() -> None:

@@ -17,7 +17,7 @@ from foretrain.job import Job
 from foretrain.library_changes import LIBRARIES, LibraryChange, changes_undone
 from foretrain.workload import Model
 
-_REVISIONS = {"timm": 5, "torchvision": 6, "transformers": 9, "diffusion": 4, "python": 10, "onnx": 6}
+_REVISIONS = {"timm": 6, "torchvision": 7, "transformers": 10, "diffusion": 5, "python": 11, "onnx": 7}
 """Raised when what is traced of a source's models changes, so that older cached graphs are made anew."""
 
 _FP8_REVISION = 3

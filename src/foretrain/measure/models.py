@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss
+from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss, in_channels_last
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.tracing.optimizers import optimizer_of, weights_of_words
 from foretrain.errors import InputError
@@ -50,7 +50,7 @@ def real_model(workload: Workload, batch: int, device: str | torch.device) -> Re
     if (dtype := WEIGHT_DTYPES.get(training.precision)) is not None:
         module = _compact(module.to(dtype), device)
     if training.channels_last:
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        module = in_channels_last(module)
     return RealModel(module, _prepared(loaded.inputs, training, device), loaded.loss)
 
 

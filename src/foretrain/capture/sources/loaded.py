@@ -15,7 +15,7 @@ from foretrain.capture.sources.quantised import packed_away
 from foretrain.capture.tracing.constants import Answering, Constants
 from foretrain.capture.tracing.devices import OnMeta, Unfilled
 from foretrain.capture.tracing.nested import tensors_in
-from foretrain.errors import CaptureError, ForetrainError, first_line
+from foretrain.errors import CaptureError, ForetrainError, InputError, first_line
 from foretrain.tracebacks import raised_at
 
 Loss = Callable[[Any], torch.Tensor]
@@ -182,6 +182,18 @@ def build_on(
         if device == "cpu":
             raise
         return build().to(device)
+
+
+def in_channels_last(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with its weights laid out channels last, as torch does it."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    deep = next((name for name, one in tensors if one.dim() == 5), None)
+    if deep is not None:
+        raise InputError(
+            f"training.channels_last: true, but {deep} has 5 dimensions, which torch does not lay out so; "
+            "leave it out"
+        )
+    return module.to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]
 
 
 def numbers(shape: tuple[int, ...], device: str) -> torch.Tensor:

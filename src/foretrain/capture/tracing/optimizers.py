@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from foretrain.capture.tracing.constants import tensors_in
 from foretrain.capture.tracing.eight_bit import EightBitAdamW, bitsandbytes
 from foretrain.capture.tracing.meta_outputs import describe, remembered
 from foretrain.capture.tracing.sparse import RowUpdate
@@ -75,6 +76,13 @@ class StepFunction:
         self._optimizer.step()
         torch._foreach_copy_(list[torch.Tensor](self._parameters), self._masters)
         self._optimizer.zero_grad(set_to_none=True)
+
+    def unused_state(self, unused: Collection[int]) -> Iterator[torch.Tensor]:
+        """What it keeps of parameters, given by their ids, that no gradient comes to: torch makes no state of
+        these. Its fp32 masters are there all the same."""
+        for parameter, target in zip(self._parameters, self._masters or self._parameters, strict=True):
+            if id(parameter) in unused:
+                yield from tensors_in(self._optimizer.state.get(target))
 
     def state_tensors(self) -> Iterator[torch.Tensor]:
         """What the optimizer keeps between steps on the device, fp32 masters included."""

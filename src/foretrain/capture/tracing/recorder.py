@@ -409,6 +409,27 @@ class OperatorRecorder(TorchDispatchMode):
                 if buffer[1] != "inputs" or part is parameter.grad:  # positions of rows may be the input
                     buffer[1] = "gradients"
 
+    def without_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+        """Those that the backward pass has not come to: they have no gradient, or one of earlier
+        micro-batches that nothing was added to."""
+        written = {number for op in self._ops if op.phase == "backward" for number in op.writes}
+
+        def is_used(gradient: torch.Tensor | None) -> bool:
+            if gradient is None or sparse.is_sparse(gradient):
+                return gradient is not None
+            number = self._live[gradient.untyped_storage()._cdata]
+            return number in written or self._buffers[number][2] >= 0
+
+        unused = [one for one in parameters if one.requires_grad and not is_used(one.grad)]
+        self.never_made(one.grad for one in unused if one.grad is not None)
+        return unused
+
+    def never_made(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Tensors that were held and are not there after all."""
+        for tensor in tensors:
+            if (number := self._live.get(tensor.untyped_storage()._cdata)) is not None:
+                self._buffers[number][0] = 0
+
     def finish(
         self, *, samples: int, tokens: int, accumulates: bool, info: Mapping[str, Any], first: int = 0
     ) -> OpGraph:

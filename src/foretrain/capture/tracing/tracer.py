@@ -9,12 +9,18 @@ from typing import Any
 
 import torch
 
-from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss, has_own_loss
+from foretrain.capture.sources.loaded import (
+    AUTOCAST_DTYPES,
+    WEIGHT_DTYPES,
+    Loss,
+    has_own_loss,
+    in_channels_last,
+)
 from foretrain.capture.tracing.checkpoints import followed_checkpoints
 from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.cuda import cuda_behaviour
 from foretrain.capture.tracing.cuda_kernels import served_attention
-from foretrain.capture.tracing.devices import OnMeta
+from foretrain.capture.tracing.devices import OnMeta, is_of
 from foretrain.capture.tracing.failures import FOLLOWED, error_context
 from foretrain.capture.tracing.guesses import same_draws
 from foretrain.capture.tracing.nested import map_tensors, tensors_in
@@ -129,7 +135,7 @@ def prepare(
     if dtype is not None:
         module = module.to(dtype)
     if channels_last:
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        module = in_channels_last(module)
     for name, buffer in module.named_buffers():
         if (value := known.get(name)) is not None:
             constants.know(buffer, value.to(buffer.dtype, copy=True))
@@ -182,6 +188,9 @@ def _run(
     ):
         value.backward()
     recorder.mark_gradients(module.parameters())
+    for parameter in (unused := recorder.without_gradients(module.parameters())):
+        parameter.grad = None
+    recorder.never_made(step.unused_state({id(parameter) for parameter in unused}))
     recorder.phase = "optimizer"
     with torch.no_grad():
         step()
@@ -191,12 +200,15 @@ def _run(
 
 
 class Answers(OnMeta):
-    """Python-level questions to a tensor (``f"{index}"``, ``.tolist()``) are answered where its value is
-    known."""
+    """Python-level questions to a tensor (``f"{index}"``, ``.tolist()``, ``.to("cpu")``) are answered where
+    its value is known; lengths of a packed sequence lie on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _QUESTIONS and args[0].is_meta and (value := self._constants.answer(args[0])) is not None:
+        asks = func in _QUESTIONS or (func is torch.Tensor.to and _names_cpu(*args[1:], **(kwargs or {})))
+        if asks and args[0].is_meta and (value := self._constants.answer(args[0])) is not None:
             return func(value, *args[1:], **(kwargs or {}))
+        if func == _PACK and args[1].is_meta and (value := self._constants.answer(args[1])) is not None:
+            args = (args[0], value, *args[2:])
         if func is torch.Tensor.__getitem__ and args[0].is_meta:
             args = (args[0], self._constants.listed(args[1]))
         return super().__torch_function__(func, types, args, kwargs)
@@ -209,6 +221,12 @@ _QUESTIONS = {
     torch.Tensor.__array__,
     torch.Tensor.cpu,
 }
+_PACK = torch._VF._pack_padded_sequence
+
+
+def _names_cpu(*args: Any, **kwargs: Any) -> bool:
+    """Whether what a tensor is sent ``.to`` is the CPU."""
+    return any(is_of(one, "cpu") for one in (*args[:1], kwargs.get("device")))
 
 
 def _check_loss(value: Any) -> None:
