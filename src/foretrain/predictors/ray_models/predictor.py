@@ -24,7 +24,7 @@ from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, Ta
 from foretrain.predictors.ray_models.scaling import MOST_START, Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
 from foretrain.predictors.seen import LINKS, Reach, elsewhere, notes_of, number_row
-from foretrain.units import format_count
+from foretrain.units import counted, format_count
 
 Kind = Literal["step", "epoch", "training"]
 _WHOLES: tuple[Kind, ...] = ("epoch", "training")
@@ -92,10 +92,8 @@ class RayModelsPredictor(Predictor):
         models = sum(len(mine) >= _FEWEST for mine in by_model.values())
         for key, mine in by_model.items():
             if len(mine) < _FEWEST:
-                left_out += [
-                    f"{run.job.workload.model.label}: only {len(mine)} runs of it; {_FEWEST} are needed"
-                    for run in mine
-                ]
+                few = f"only {counted(len(mine), 'run')} of it; {_FEWEST} are needed"
+                left_out += [f"{run.job.workload.model.label}: {few}" for run in mine]
             else:
                 self.workloads_[key] = self._learn(mine, models)
         self.left_out_ = tuple(left_out)
