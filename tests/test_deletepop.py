@@ -131,6 +131,15 @@ def test_one_odd_run_does_not_decide(folder: Path) -> None:
     ) == pytest.approx([1.3] * 2, rel=0.1)
 
 
+def test_a_run_in_other_units_leaves_an_interval(folder: Path) -> None:
+    """Its error, in the millions, is the mean of all."""
+    runs = [measure(one, 1.3) for one in jobs(folder)]
+    runs[3] = measure(runs[3].job, 1e-6)
+    predictor = DeletePopPredictor().fit(runs)
+    told = predictor.predict(job(folder, "mlp", 3000))["step_time_s"]
+    assert 1 < told.high / told.median < 100
+
+
 def test_the_benefit_is_told(folder: Path) -> None:
     predictor = DeletePopPredictor().fit([measure(one, 1.5) for one in jobs(folder)])
     benefit = predictor.benefits_["a100-sxm-80gb"]

@@ -125,6 +125,18 @@ def test_runs_that_differ_by_their_data_alone_are_left_out_together() -> None:
         assert (0 in part.test) == (len(RUNS) in part.test)
 
 
+def test_the_same_runs_are_left_out_once() -> None:
+    """Where each worker has a node of its own, the largest third of either is the same."""
+
+    def spread(one: Run) -> Run:
+        cluster = one.job.to_dict()["cluster"]
+        nodes = {**cluster, "nodes": cluster["devices_per_node"], "devices_per_node": 1}
+        return run(Job.read({**one.job.to_dict(), "cluster": nodes}))
+
+    parts = relations.parts([spread(one) for one in RUNS], 3)
+    assert len(set(parts)) == len(parts) == len(relations.parts(RUNS, 3))
+
+
 # Choosing
 
 
@@ -253,6 +265,14 @@ def test_a_mean_is_no_surer_than_those_who_speak() -> None:
     assert "beyond the runs in workers: 512, they have 1 to 8" in learned.predict(job(512, 16)).assumptions
 
 
+def test_left_out_runs_on_other_devices_are_told_as_such() -> None:
+    elsewhere = [Run(job=on_gpu(one.job), measured=one.measured) for one in RUNS]
+    learned = JoinedPredictor(joining=QUICK).fit([*RUNS[::12], *elsewhere])
+    devices = [learned.predict(asked).assumptions[0] for asked in (on_gpu(job(4, 16)), job(1, 8))]
+    assert devices[0].endswith(" like that")
+    assert devices[1].endswith(" like that, on t4")
+
+
 def test_where_no_left_out_run_tells_how_well_that_is_said() -> None:
     """Of two configurations each is forecast by the other, and nobody else is left to choose by."""
     repeats = [run(job(), step_time_s=0.2 + 0.002 * i) for i in range(9)]
@@ -349,6 +369,7 @@ def test_the_usual_one_as_it_comes_is_joined_where_it_is_among_them() -> None:
 
 def test_names_without_one_that_forecasts_steps_are_refused() -> None:
     assert read_names("ernest, driple", "predictors") == ("ernest", "driple")
+    assert read_names("ernest,flops,ernest", "predictors") == ("ernest", "flops")  # nobody speaks twice
     with pytest.raises(InputError, match="predictors: 'driple' names none that forecasts steps"):
         read_names("driple", "predictors")
 

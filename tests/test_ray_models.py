@@ -159,7 +159,7 @@ def test_a_model_without_runs_is_refused(learned: RayModelsPredictor) -> None:
 
 def test_models_with_too_few_runs_are_named() -> None:
     learned = blind(LEAST).fit([*grid(batches=(8,)), run(job(name="model.py:rare"))])
-    assert learned.left_out_ == ("model.py:rare: only 1 runs of it; 3 are needed",)
+    assert learned.left_out_ == ("model.py:rare: only 1 run of it; 3 are needed",)
     with pytest.raises(InputError, match="no model has 3 runs"):
         blind().fit([run(job())])
 

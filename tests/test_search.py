@@ -109,6 +109,9 @@ def test_repeated_runs_of_a_configuration_count_by_their_median() -> None:
     (tried,) = tried_by(CANDIDATES, times, 1e9)
     assert tried.runs == 3
     assert tried.time_s == pytest.approx(0.2 * (one.workload.training.total_steps or 0))
+    rate = one.workload.training.global_batch / 0.2
+    (told,) = tried_by(CANDIDATES, [Run(job=times[0].job, measured={"samples_per_s": rate})], 1e9)
+    assert told.time_s == pytest.approx(tried.time_s)
 
 
 @pytest.mark.parametrize(

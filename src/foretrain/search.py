@@ -17,6 +17,7 @@ import numpy.typing as npt
 from foretrain.advice import describe
 from foretrain.errors import InputError, invalid
 from foretrain.job import Job, Run
+from foretrain.predictors.base import timed
 from foretrain.predictors.cherrypick import Process, configuration, expected_improvement
 from foretrain.predictors.seen import DATA_NUMBERS, number_row, workload_key
 
@@ -127,7 +128,7 @@ def tried_by(candidates: Sequence[Job], runs: Sequence[Run], deadline_s: float) 
     Runs that do not name their machine stand for every machine of their device that no run names.
     """
     steps: dict[tuple[str, str | None], list[float]] = {}
-    for run in runs:
+    for run in map(timed, runs):
         if 0 < run.measured.get("step_time_s", 0.0) < math.inf:
             where = (_measured_as(run.job), _node(run.job))
             steps.setdefault(where, []).append(run.measured["step_time_s"])

@@ -49,6 +49,8 @@ _WORTH = 0.98
 """A freer calibration must bring the error on runs left out below this share of a plainer one's."""
 _EIGHT_IN_TEN = math.log(5)
 """Means of an error within which eight in ten lie, in e-folds, by Laplace's distribution."""
+_MOST_ERROR = 1.5
+"""A mean error above this counts as this: one run a thousand times off says nothing of how far others are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class Calibration:
         worth = self.benefit
         if worth is None or worth.error_after is None:
             return CERTAIN
-        return CERTAIN.longer(_EIGHT_IN_TEN * min(worth.error_before, worth.error_after))
+        return CERTAIN.longer(_EIGHT_IN_TEN * min(worth.error_before, worth.error_after, _MOST_ERROR))
 
     def to_dict(self) -> dict[str, Any]:
         return {

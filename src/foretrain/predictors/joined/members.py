@@ -101,7 +101,7 @@ def _fresh(name: str, families: frozenset[str], devices: frozenset[str]) -> Pred
 
 def read_names(text: str, field: str) -> tuple[str, ...]:
     """Names with commas between them, each of a predictor that can be joined."""
-    names = tuple(word.strip() for word in text.split(",") if word.strip())
+    names = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     for name in names:
         if name not in (*LEARNING, RESOURCES):
             raise unknown(field, name, (*LEARNING, RESOURCES))

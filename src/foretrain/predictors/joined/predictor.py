@@ -40,6 +40,7 @@ from foretrain.predictors.joined.trying import STEP, try_out
 from foretrain.predictors.ray_models.scaling import spread_of_misses
 from foretrain.step.assembly import MEMORY_QUANTITIES
 from foretrain.step.assembly import QUANTITIES as ALL_QUANTITIES
+from foretrain.units import counted
 
 _FEWEST = 8
 """Runs from which on some are left out, to choose by them."""
@@ -228,7 +229,7 @@ class JoinedPredictor(Predictor):
     def _single(self, forecast: Forecast, name: str, relation: Relation, kind: Mask) -> Forecast:
         """What one predictor says; its interval is no narrower than that of left-out runs where its own held
         too few."""
-        note = self._note(relation, kind, f"by {name}")
+        note = self._note(forecast.job, relation, kind, f"by {name}")
         named = dataclasses.replace(forecast, predictor=self.name, assumptions=(note, *forecast.assumptions))
         if self._keeps_its_own(name, kind):
             return named
@@ -247,7 +248,7 @@ class JoinedPredictor(Predictor):
         heaviest = sorted(mix.weights, key=lambda name: -mix.weights[name])
         words = ", ".join(f"{name} {mix.weights[name]:.0%}" for name in heaviest)
         corrected = " and corrected by how far off each is on near runs" if mix.shifts else ""
-        note = self._note(relation, kind, f"by {words}, weighted by error on left-out runs{corrected}")
+        note = self._note(job, relation, kind, f"by {words}, weighted by error on left-out runs{corrected}")
         own = _mean_of([(weight, Factors.of(told[name][STEP])) for name, weight in mix.weights.items()])
         spread = self._spread(kind).widest(own)
         forecast = forecast_around(job, self.name, math.exp(sum(logs)), spread, [note])
@@ -276,11 +277,16 @@ class JoinedPredictor(Predictor):
             )
         raise UnsupportedJob(f"joined: every predictor refuses this job ({refusals[0]})")
 
-    def _note(self, relation: Relation, kind: Mask, whom: str) -> str:
-        misses = self.missed_[kind]
-        errors = errors_of(misses[np.isfinite(misses)])
-        count = f"{len(errors):,} left-out run{'s' if len(errors) != 1 else ''}"
-        return f"{whom}; {relations.WORDS[relation]}: mean error {errors.mean():.0%} on {count} like that"
+    def _note(self, job: Job, relation: Relation, kind: Mask, whom: str) -> str:
+        """Who speaks, and how far off that was; of which devices, where they are not the job's."""
+        assert self.tried_ is not None
+        known = kind & np.isfinite(self.missed_)
+        errors = errors_of(self.missed_[known])
+        devices = {device for device, mine in zip(self.tried_.devices, known, strict=True) if mine}
+        where = "" if devices == {device_of(job)} else f", on {', '.join(sorted(devices))}"
+        count = counted(len(errors), "left-out run")
+        told = f"mean error {errors.mean():.0%} on {count} like that{where}"
+        return f"{whom}; {relations.WORDS[relation]}: {told}"
 
     # Kinds of jobs
 

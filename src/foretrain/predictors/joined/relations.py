@@ -199,7 +199,8 @@ class Part:
 
 def parts(runs: Sequence[Run], folds: int) -> list[Part]:
     """Some steps in turn, some families in turn, each device, and the largest third along each number, as far
-    as the runs have several; each leaves something to learn from."""
+    as the runs have several; each leaves something to learn from, and none the very runs of another, which
+    would count for two."""
     found = [
         *_in_turn(runs, lambda run: step_of(run.job), folds),
         *_in_turn(runs, lambda run: family(run.job.workload.model), folds),
@@ -211,7 +212,7 @@ def parts(runs: Sequence[Run], folds: int) -> list[Part]:
         column = np.nan_to_num(columns[name])
         for train, test in extrapolation(column):
             found.append(Part(train=tuple(train.tolist()), test=tuple(test.tolist())))
-    return [part for part in found if part.train and part.test]
+    return list(dict.fromkeys(part for part in found if part.train and part.test))
 
 
 def _in_turn(runs: Sequence[Run], label: Callable[[Run], str], folds: int) -> list[Part]:

@@ -24,7 +24,7 @@ from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, Sc
 from foretrain.predictors.ray_models.scaling import MOST_START, Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
 from foretrain.predictors.seen import LINKS, Reach, elsewhere, notes_of, number_row
-from foretrain.units import format_count
+from foretrain.units import counted, format_count
 
 Kind = Literal["step", "epoch", "training"]
 _WHOLES: tuple[Kind, ...] = ("epoch", "training")
@@ -92,10 +92,8 @@ class RayModelsPredictor(Predictor):
         models = sum(len(own_runs) >= _FEWEST for own_runs in by_model.values())
         for key, own_runs in by_model.items():
             if len(own_runs) < _FEWEST:
-                left_out += [
-                    f"{run.job.workload.model.label}: only {len(own_runs)} runs of it; {_FEWEST} are needed"
-                    for run in own_runs
-                ]
+                few = f"only {counted(len(own_runs), 'run')} of it; {_FEWEST} are needed"
+                left_out += [f"{run.job.workload.model.label}: {few}" for run in own_runs]
             else:
                 self.workloads_[key] = self._learn(own_runs, models)
         self.left_out_ = tuple(left_out)
