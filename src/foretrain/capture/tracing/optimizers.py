@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretrain.capture.tracing.constants import tensors_in
 from foretrain.capture.tracing.eight_bit import EightBitAdamW, bitsandbytes
 from foretrain.capture.tracing.meta_outputs import describe, remembered
+from foretrain.capture.tracing.nested import tensors_in
 from foretrain.capture.tracing.sparse import RowUpdate
 from foretrain.errors import CaptureError
 
