@@ -16,7 +16,7 @@ from foretrain.duration import START, STEPS, Part, of_steps, paced, start_up
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor, Progress, Report, take_runs
+from foretrain.predictors.base import Predictor, Progress, Report, take_runs, unfitted
 from foretrain.predictors.base import Table as Figures
 from foretrain.predictors.blackbox import QUANTITIES, forecast_around, size_of
 from foretrain.predictors.conformal import Factors
@@ -109,7 +109,7 @@ class RayModelsPredictor(Predictor):
     def predict(self, job: Job) -> Forecast:
         _check(job)
         if not self.workloads_:
-            raise UnsupportedJob("ray_models: has learned from no runs yet; fit it first")
+            raise unfitted(self.name)
         known = self.workloads_.get(job.workload.model.key)
         if known is None:
             have = ", ".join(sorted({workload.label for workload in self.workloads_.values()})[:8])
