@@ -43,6 +43,7 @@ model.source = true -> model.source: True is not one of diffusion, graph, onnx, 
 model.name = - -> model.name: missing; a graph model is given by name
 model.name = "" -> model.name: missing; a graph model is given by name
 model.name = 3 -> model.name: 3 is not a text
+model.name = "a\u0000b.json.zst" -> model.name: 'a\x00b.json.zst' is not a text without NUL
 model.name = null -> model.name: missing; a graph model is given by name
 model.name = ["a"] -> model.name: ['a'] is not a text
 model.args = 3 -> model.args: 3 is not a table of keys and values
@@ -378,9 +379,20 @@ predict list.json -> list.json: job: [1, 2] is not a table with model, training 
 predict text.json -> text.json: job: 'job' is not a table with model, training and cluster
 predict null.json -> null.json: job: None is not a table with model, training and cluster
 predict deep.json -> deep.json: not JSON (it is nested too deeply)
+predict deep.toml -> deep.toml: not TOML (it is nested too deeply)
+predict job.json --catalog deep.toml -> deep.toml: not TOML (it is nested too deeply)
+predict --from deep.toml -> deep.toml: not TOML (it is nested too deeply)
+schedule trace.csv --cluster deep.toml -> deep.toml: not TOML (it is nested too deeply)
+schedule trace.csv --cluster 2x4xv100 --residuals deep.json -> deep.json: not a result of foretrain evaluate --json (ValueError: it is nested
+predict graph.json.zst --set plan.tensor=[ -> plan.tensor: '[' is not a whole number
+predict graph.json.zst --set plan.data=many -> plan.data: 'many' is not a whole number
+plan many.jsonl -> many.jsonl: a file of many jobs is for foretrain predict --jobs
+predict job.json --breakdown -> Option '--breakdown' requires an argument (see foretrain predict --help)
+measure steps job.json --out -> Option '--out' requires an argument (see foretrain measure --help)
+catalog h100 h100 -> catalog: 'h100' is not one of devices, hosts, models, nodes, prices
 predict utf16.json -> utf16.json: cannot be read
 predict twice.toml -> twice.toml: not TOML
-predict runs.jsonl -> runs.jsonl: a file of many jobs is given with --jobs
+predict runs.jsonl -> runs.jsonl: a file of many jobs is for foretrain predict --jobs
 predict job.json --batch x -> --batch: 'x' is not a valid integer
 predict job.json --batch 0 -> job.json: training.global_batch: 0 is not a number greater than zero
 predict job.json --batch -3 -> job.json: training.global_batch: -3 is not a number greater than zero
@@ -930,13 +942,13 @@ schedule empty.csv --cluster 2x4xv100 -> empty.csv: empty
 schedule binary.csv --cluster 2x4xv100 -> binary.csv: cannot be read
 schedule trace_unknown.csv --cluster 2x4xv100 -> trace_unknown.csv: not a trace of a known format (own, philly, helios, alibaba-2023
 schedule trace_head.csv --cluster 2x4xv100 -> trace_head.csv: holds no jobs in the format own
-schedule trace_text.csv --cluster 2x4xv100 -> trace_text.csv: holds no jobs in the format own (1 line: arrival_s is not a number (first in
-schedule trace_negative.csv --cluster 2x4xv100 -> trace_negative.csv: holds no jobs in the format own (1 line: gpus is not a whole number of at
-schedule trace_infinite.csv --cluster 2x4xv100 -> trace_infinite.csv: holds no jobs in the format own (1 line: duration_s is not a number (first
+schedule trace_text.csv --cluster 2x4xv100 -> trace_text.csv: holds no jobs in the format own (1 line left out: arrival_s is not a number (first in
+schedule trace_negative.csv --cluster 2x4xv100 -> trace_negative.csv: holds no jobs in the format own (1 line left out: gpus is not a whole number of at
+schedule trace_infinite.csv --cluster 2x4xv100 -> trace_infinite.csv: holds no jobs in the format own (1 line left out: duration_s is not a number (first
 schedule trace.csv --cluster 2x4xv100 --format nope -> format: 'nope' is not one of alibaba-2020, alibaba-2023, alibaba-2025, gavel, helios, kubernetes, own
-schedule trace.csv --cluster 2x4xv100 --format philly -> trace.csv: holds no jobs in the format philly (2 lines: timestamp is not a time (first in line
-schedule trace.csv --cluster 2x4xv100 --format gavel -> trace.csv: holds no jobs in the format gavel (3 lines: neither seven nor ten fields (first in
-schedule trace.csv --cluster 2x4xv100 --format swf -> trace.csv: holds no jobs in the format swf (3 lines: a field is not a number (first in line 1))
+schedule trace.csv --cluster 2x4xv100 --format philly -> trace.csv: holds no jobs in the format philly (2 lines left out: timestamp is not a time (first in line
+schedule trace.csv --cluster 2x4xv100 --format gavel -> trace.csv: holds no jobs in the format gavel (3 lines left out: neither seven nor ten fields (first in
+schedule trace.csv --cluster 2x4xv100 --format swf -> trace.csv: holds no jobs in the format swf (3 lines left out: a field is not a number (first in line 1))
 schedule trace.csv --cluster 2x4 -> cluster: '2x4' is not a TOML file with [cluster], a CSV file of nodes (gpu, model)
 schedule trace.csv --cluster 0x4xv100 -> cluster: '0x4xv100' is not at least one node with at least one GPU
 schedule trace.csv --cluster 2x4xnope -> cluster: 'nope' is not one of foretrain catalog devices
@@ -1294,6 +1306,7 @@ TEXTS: dict[str, str | bytes] = {
     "null.json": "null",
     "deep.json": "[" * 100_000,
     "deep.jsonl": "[" * 100_000 + "\n",
+    "deep.toml": "a = " + "[" * 20_000,
     "utf16.json": json.dumps(JOB).encode("utf-16"),
     "twice.toml": "[model]\nsource = 'graph'\nsource = 'timm'\n",
     # runs

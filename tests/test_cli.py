@@ -416,6 +416,44 @@ def test_a_full_disk_behind_stdout_is_one_line(words: tuple[str, ...]) -> None:
     assert done.stderr == "foretrain: stdout: cannot be written (No space left on device)\n"
 
 
+def test_a_full_disk_behind_stderr_leaves_the_exit_code_as_it_is() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "foretrain.cli", "predict", "nothing.toml"],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            timeout=PATIENCE_S,
+        )
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_letters_that_a_terminal_does_not_have_are_spelled_out() -> None:
+    ok("predict", "job.toml", "--title", "模型", "--write-job", "titled.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "foretrain", "predict", "titled.json"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(rb"\u6a21\u578b")
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
+    interrupt = (
+        "import sys, types\n"
+        "class Interrupted(types.ModuleType):\n"
+        "    def __getattr__(self, name): raise KeyboardInterrupt\n"
+        "sys.modules['typer'] = Interrupted('typer')\n"
+        "from foretrain.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", interrupt], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stderr) == (130, "foretrain: interrupted\n")
+
+
 def test_a_closed_stdout_is_silent() -> None:
     close = f"exec {sys.executable} -m foretrain.cli catalog devices >&-"
     done = subprocess.run(["sh", "-c", close], stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)

@@ -763,9 +763,7 @@ def test_the_command_tells_why_runs_are_unsupported(tmp_path: Path) -> None:
     path = write(tmp_path / "runs.jsonl", *rows)
     result = command("evaluate", str(path), "--predictor", "ernest", "--predictor", "roofline")
     assert result.exit_code == 0, result.output
-    assert (
-        f"unsupported: {path}:1: ernest: ernest: has learned from no runs yet; fit it first" in result.stderr
-    )
+    assert f"unsupported: {path}:1: ernest: has learned from no runs yet; fit it first" in result.stderr
     assert result.stderr.count("(2 more like it)") >= 1
     assert "ernest learns from runs alone: --split random has it learn from the others" in result.stderr
     assert "roofline learns" not in result.stderr

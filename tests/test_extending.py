@@ -81,7 +81,7 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for pattern in (
             r"in `Framework`, `([^`]+)`",
             r"`([^`]+)` in `FRAMEWORKS`",
-            r"`([^`]+)` in `_BY_FRAMEWORK`",
+            r"of FSDP2, `([^`]+)`",
         )
     )
     profile = re.search(r"^ {8}_PROFILES\[.*?^ {8}\)$", section, re.MULTILINE | re.DOTALL)
@@ -91,9 +91,9 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "workload.py": lambda text: text.replace(f"{known}\n]", f"{name}\n]", 1),
         "step/frameworks.py": lambda text: text + textwrap.dedent(profile[0]) + "\n",
         "spellings.py": lambda text: text.replace("FRAMEWORKS = {", f"FRAMEWORKS = {{{alias}", 1),
-        "planner/abilities.py": lambda text: re.sub(
-            r"(?m)^(_BY_FRAMEWORK.*)\}$", rf"\1, {target}}}", text, count=1
-        ),
+        "planner/abilities.py": lambda text: text.replace(
+            "from dataclasses", "import dataclasses\nfrom dataclasses", 1
+        ).replace("        _FSDP2,\n", f"        _FSDP2,\n        {target}\n", 1),
     }
     for path, edit in edits.items():
         assert f"`{path}`" in section
@@ -144,4 +144,4 @@ def test_plans_are_found_for_a_framework_of_ones_own(edited: Path) -> None:
     (edited / "job.toml").write_text(JOB.format(framework="ours"))
     (edited / "model.py").write_text(MODELS)
     found = in_the_copy(edited, "plan", "job.toml", "--max-devices", "8", "--seconds", "2")
-    assert found["plans"]
+    assert {plan["job"]["training"]["framework"] for plan in found["plans"]} == {"ours"}

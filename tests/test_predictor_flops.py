@@ -66,7 +66,9 @@ def test_the_columns_have_names(folder: Path) -> None:
 
 
 def test_it_refuses_before_it_has_learned(folder: Path) -> None:
-    with pytest.raises(UnsupportedJob, match=r"^flops: has learned from no runs yet; fit it first$"):
+    with pytest.raises(
+        UnsupportedJob, match=r"^flops: has learned from no runs yet; fit it first: foretrain fit flops "
+    ):
         FlopsPredictor().predict(mlp(folder, 64, 16))
 
 

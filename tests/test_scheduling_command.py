@@ -44,6 +44,16 @@ def test_json_has_every_figure_of_every_seed() -> None:
     assert set(results[0]["groups"]) == {f"group-{number}" for number in range(1, 5)}
 
 
+@pytest.mark.parametrize(("option", "library"), [("--html=s.html", "plotly"), ("--log=s.parquet", "pyarrow")])
+def test_a_library_that_a_file_needs_is_missed_before_the_work(
+    option: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretrain.cli.schedule.find_spec", lambda name: None)
+    done = run("--policy", "fifo", option)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{library} is not installed; install foretrain[" in done.stderr
+
+
 def test_the_residuals_of_predictors_stand_beside_exact_estimates(tmp_path: Path) -> None:
     path = tmp_path / "evaluation.json"
     rows = [
@@ -210,7 +220,7 @@ def test_a_predictor_and_failures(tmp_path: Path) -> None:
         app, ["schedule", str(trace), "--cluster", str(cluster), "--policy", "fifo", *options]
     )
     assert done.exit_code == 0, done.output
-    assert "trace.csv: 1 line: duration_s is not a number (first in line 3)" in done.stderr
+    assert "trace.csv: 1 line left out: duration_s is not a number (first in line 3)" in done.stderr
     (result,) = json.loads(done.stdout)["results"]
     assert result["failures"] > 0
     assert 0 < result["lost_gpu_s"] < result["failures"] * 240

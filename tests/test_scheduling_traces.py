@@ -52,7 +52,7 @@ def test_gavel_in_both_forms(tmp_path: Path) -> None:
     )
     trace = read_trace(path)
     assert [(job.steps, job.gpus, job.arrival_s) for job in trace.jobs] == [(100, 2, 30), (100, 4, 40)]
-    assert trace.malformed.lines() == ["1 line: neither seven nor ten fields (first in line 3)"]
+    assert trace.malformed.lines() == ["1 line left out: neither seven nor ten fields (first in line 3)"]
 
 
 def test_malformed_lines_are_counted_by_reason(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Set
@@ -21,7 +22,7 @@ from foretrain.job import Job, Run
 from foretrain.launchers import SUFFIXES, Launch, read_launch
 from foretrain.model_names import check_file, model_section
 from foretrain.options import DEFAULT_DEVICE, check_names, lists_options, overridden, overriding, plain
-from foretrain.schema import read
+from foretrain.schema import convert, read
 from foretrain.workload import Model, Training
 
 if TYPE_CHECKING:
@@ -222,11 +223,14 @@ def _tables(
 
 def _data_ranks(tables: Mapping[str, Any], catalog: Catalog) -> int:
     """Ranks that have a part of the batch each."""
-    plan = tables["plan"]
-    split = 1
-    for name in ("tensor", "pipeline", "context"):
-        split *= plan.get(name, 1)
-    return plan.get("data") or max(1, Cluster.read(tables["cluster"], catalog).world_size // max(1, split))
+    degrees = {
+        name: convert(degree, int, f"plan.{name}")
+        for name, degree in tables["plan"].items()
+        if name in ("data", "tensor", "pipeline", "context")
+    }
+    data = degrees.pop("data", 0)
+    split = math.prod(degrees.values())
+    return data or max(1, Cluster.read(tables["cluster"], catalog).world_size // max(1, split))
 
 
 def _follow_graph(path: Path, tables: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

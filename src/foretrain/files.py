@@ -50,10 +50,18 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text; whatever is wrong with it is a ``ValueError``."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def read_tables(path: Path) -> Any:
     """What a ``.json`` file holds, or any other file as TOML."""
     text = read_text(path)
-    kind, parse = ("JSON", parse_json) if path.suffix == ".json" else ("TOML", tomllib.loads)
+    kind, parse = ("JSON", parse_json) if path.suffix == ".json" else ("TOML", parse_toml)
     try:
         return parse(text)
     except ValueError as error:

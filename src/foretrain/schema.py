@@ -82,6 +82,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             raise invalid(where, value, "a number of at most 1.8e308") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise invalid(where, value, _NAMES.get(hint, hint.__name__))
+    if isinstance(value, str) and "\0" in value:
+        raise invalid(where, value, "a text without NUL")  # no file can be called so
     return value
 
 

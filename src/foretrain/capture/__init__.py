@@ -294,7 +294,7 @@ OLDEST_TORCH = (2, 6)
 
 
 def needs_torch(what: str) -> None:
-    """Refuse, in one line, what needs torch where it is not installed or too old."""
+    """Refuse, in one line, what needs torch where it is not installed or too old; else it comes next."""
     if importlib.util.find_spec("torch") is None:
         raise missing("torch", what)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
@@ -302,6 +302,8 @@ def needs_torch(what: str) -> None:
         if tuple(map(int, version.split(".")[:2])) < OLDEST_TORCH:
             oldest = ".".join(map(str, OLDEST_TORCH))
             raise CaptureError(f"{what}: torch {version} is too old; it needs torch {oldest} or newer")
+    if "torch" not in sys.modules:
+        tell("importing torch")
 
 
 def _needs_torch() -> None:
@@ -330,8 +332,6 @@ def _trace(job: Job, batch: int) -> OpGraph:
 
 def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
     _needs_torch()
-    if "torch" not in sys.modules:
-        tell("importing torch")
     with _quiet():
         if programs.is_program(job.workload):
             return _trace_program(job, batch)

@@ -17,7 +17,9 @@ from foretrain.catalog.hosts import Host, named_host, usual_host
 from foretrain.catalog.sections import Sections
 from foretrain.catalog.spellings import GIGABYTES, SAME_MEMORY, plain, telling_words
 from foretrain.errors import InputError, invalid, unknown
-from foretrain.units import format_dollars
+from foretrain.files import parse_toml
+from foretrain.schema import quantity
+from foretrain.units import format_dollars, parse_bytes, parse_price, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
     from foretrain.cluster import Cluster, Group
@@ -218,11 +220,11 @@ def _builtin(kind: str) -> Mapping[str, dict[str, Any]]:
 @functools.cache
 def _own(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        tables = parse_toml(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
+        why = getattr(error, "strerror", None) or "it is no text in UTF-8"
         raise InputError(f"the catalogue cannot be read ({why})") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise InputError(f"not TOML ({error})") from error
     for kind, table in tables.items():
         if kind not in _KINDS:

@@ -4,6 +4,7 @@ Errors that the user can mend are one line on stderr, with exit code 2.
 """
 
 import errno
+import gc
 import os
 import sys
 from pathlib import Path
@@ -19,8 +20,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def main() -> None:
     """The ``foretrain`` command."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the shell: >&-
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the shell: >&-
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):  # what a title holds may be no letter of the terminal's
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="foretrain")
     except OSError as error:
@@ -29,3 +33,5 @@ def main() -> None:
         say(f"{error.filename or 'stdout'}: cannot be written ({error.strerror})")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has nowhere to go
         sys.exit(2)
+    finally:
+        gc.freeze()  # without a last search for cycles among half a million objects the program ends at once

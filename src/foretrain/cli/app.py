@@ -79,7 +79,7 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _lighten(self, ctx)
-        with _usage_in_one_line():
+        with _usage_in_one_line(ctx):
             return super().parse_args(ctx, _with_debug_first(args))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -92,7 +92,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with ended_as_interrupted():
             try:
-                with _usage_in_one_line(), libraries_named(str(ctx.invoked_subcommand or "")), _told():
+                with _usage_in_one_line(ctx), libraries_named(str(ctx.invoked_subcommand or "")), _told():
                     return super().invoke(ctx)
             except typer.Exit:
                 raise
@@ -229,14 +229,15 @@ _UsageError: Any = typer.BadParameter.__base__
 
 
 @contextlib.contextmanager
-def _usage_in_one_line() -> Iterator[None]:
+def _usage_in_one_line(ctx: Any) -> Iterator[None]:
     """Print what is wrong with the words of a command as other mistakes are; no words at all get the help."""
     try:
         yield
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             raise
-        words = "" if error.ctx is None else str(error.ctx.command_path).partition(" ")[2]
+        command = (error.ctx or ctx).command_path.partition(" ")[2]
+        words = command or str(ctx.invoked_subcommand or "")
         message = " ".join(error.format_message().split()).removesuffix(".").removeprefix("Invalid value: ")
         say(f"{message} (see foretrain {words + ' ' if words else ''}--help)")
         raise typer.Exit(2) from error
@@ -245,7 +246,8 @@ def _usage_in_one_line() -> Iterator[None]:
 def say(message: str) -> None:
     """A line for people, beside the results."""
     tell("")
-    typer.echo(f"foretrain: {message}", err=True)
+    with contextlib.suppress(OSError):  # of a stderr that nobody reads, or on a full disk
+        typer.echo(f"foretrain: {message}", err=True)
 
 
 def say_left_out(reasons: Sequence[str], first: int = 5) -> None:

@@ -37,6 +37,7 @@ def catalog(
     """What is known: devices, nodes, hosts, models and prices, each with its source."""
     from foretrain.catalog import Catalog
     from foretrain.catalog_entries import KINDS, entries, kind_of
+    from foretrain.errors import unknown
     from foretrain.report import tables
 
     known = Catalog.load(file)
@@ -44,7 +45,9 @@ def catalog(
         for each in KINDS:
             typer.echo(f"{len(entries(each, None, known)):4d} {each:8s} foretrain catalog {each}")
         return
-    if kind not in KINDS and name is None:
+    if kind not in KINDS:
+        if name is not None:
+            raise unknown("catalog", kind, KINDS)
         kind, name = kind_of(kind, known), kind
     listed = entries(kind, name, known)
     if as_json:

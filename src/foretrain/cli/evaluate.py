@@ -111,9 +111,11 @@ def tell_reasons(document: Mapping[str, Any]) -> None:
 def _tell(kind: str, reasons: Sequence[Mapping[str, Any]]) -> None:
     """Each reason with its first run, and how many more there are like it."""
     for one in reasons[:_TOLD]:
+        reason = " ".join(one["reason"].splitlines())
         whose = f"{one['predictor']}: " if one["predictor"] else ""
+        whose = "" if reason.startswith(whose) else whose  # most name themselves
         more = f" ({one['count'] - 1:,} more like it)" if one["count"] > 1 else ""
-        say(f"{kind}: {one['runs_file']}:{one['line']}: {whose}{' '.join(one['reason'].splitlines())}{more}")
+        say(f"{kind}: {one['runs_file']}:{one['line']}: {whose}{reason}{more}")
     if len(reasons) > _TOLD:
         left = sum(reason["count"] for reason in reasons[_TOLD:])
         say(f"{kind}: {left:,} more for {len(reasons) - _TOLD:,} other reasons; --json OUT lists them all")

@@ -289,7 +289,7 @@ def job_from(target: str, options: Options) -> Job:
     from foretrain.catalog import Catalog
 
     if target.endswith((".jsonl", ".jsonl.zst")):
-        raise InputError(f"{target}: a file of many jobs is given with --jobs")
+        raise InputError(f"{target}: a file of many jobs is for foretrain predict --jobs")
     return job_of(target, _of_job(options), Catalog.load(options.get("catalog")))
 
 
@@ -357,7 +357,7 @@ def _put(given: Options, setting: str) -> None:
     from foretrain.options import Within, section_of
 
     path, equals, text = setting.partition("=")
-    section, *names = path.split(".")
+    section, *names = (name.strip() for name in path.split("."))
     if not equals or not names:
         raise invalid("--set", setting, "of the form section.field=value, such as plan.reshard=false")
     field, *inner = names

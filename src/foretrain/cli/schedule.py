@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut, hush_ray, one_thread
 from foretrain.cli.schedule_checks import refuse_what_changes_nothing
-from foretrain.errors import InputError, invalid, unknown
+from foretrain.errors import InputError, invalid, missing, unknown
 
 if TYPE_CHECKING:
     from foretrain.scheduling.answers.queue_now import QueueNow
@@ -206,6 +207,9 @@ def schedule(
     for target in (html, log, perfetto):
         if target is not None:
             check_target(target)
+    for library, target in (("plotly", html), ("pyarrow", log if log and log.suffix == ".parquet" else None)):
+        if target is not None and find_spec(library) is None:
+            raise missing(library, str(target))
     now = None if when is None or trace is None else queue_now(Path(trace), format)
     jobs = _jobs(trace, generate, format, first, now)
     if now is not None:

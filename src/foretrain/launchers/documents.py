@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from foretrain.errors import InputError, first_line, libraries_named
-from foretrain.files import parse_json, read_text
+from foretrain.files import parse_json, parse_toml, read_text
 from foretrain.launchers.settings import Setting
 
 Lines = Mapping[tuple[str, ...], int]
@@ -96,8 +95,8 @@ def _json(path: Path, text: str) -> tuple[Any, Lines]:
 
 def _toml(path: Path, text: str) -> tuple[Any, Lines]:
     try:
-        value = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        value = parse_toml(text)
+    except ValueError as error:
         raise InputError(f"{path}: not TOML ({error})") from error
     lines: dict[tuple[str, ...], int] = {}
     section: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from foretrain.costs.measured import MeasuredOperator
-from foretrain.errors import ForetrainError, InputError, first_line, libraries_named
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line, libraries_named
 from foretrain.files import check_target, parse_json, read_text, write_atomically
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
@@ -299,6 +299,14 @@ def take_runs(runs: Iterable[Run], take: Callable[[Run], Taken]) -> tuple[list[T
         except ForetrainError as error:
             left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
     return taken, tuple(left_out)
+
+
+def unfitted(name: str) -> UnsupportedJob:
+    """What a predictor says that comes with nothing learned, and was not fitted."""
+    return UnsupportedJob(
+        f"{name}: has learned from no runs yet; fit it first: "
+        f"foretrain fit {name} RUNS.jsonl --out DIR, then --predictor DIR"
+    )
 
 
 def nothing_to_learn(needs: str, left_out: Sequence[str]) -> InputError:

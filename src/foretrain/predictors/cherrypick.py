@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
-from foretrain.errors import InputError, UnsupportedJob, invalid
+from foretrain.errors import InputError, invalid
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor
+from foretrain.predictors.base import Predictor, unfitted
 from foretrain.predictors.blackbox import (
     QUANTITIES,
     by_workload,
@@ -136,7 +136,7 @@ class CherryPickPredictor(Predictor):
     def predict(self, job: Job) -> Forecast:
         check_data_parallel(job, self.name)
         if not self.processes_:
-            raise UnsupportedJob("cherrypick: has learned from no runs yet; fit it first")
+            raise unfitted(self.name)
         key = workload_of(job, self.seen_, self.name)
         seen, row = self.seen_[key], number_row(job)
         seen.check(job, self.name)

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
-from foretrain.errors import InputError, UnsupportedJob
+from foretrain.errors import InputError
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor
+from foretrain.predictors.base import Predictor, unfitted
 from foretrain.predictors.blackbox import (
     QUANTITIES,
     by_workload,
@@ -79,7 +79,7 @@ class ErnestPredictor(Predictor):
     def predict(self, job: Job) -> Forecast:
         check_data_parallel(job, self.name)
         if self.spread_ is None:
-            raise UnsupportedJob("ernest: has learned from no runs yet; fit it first")
+            raise unfitted(self.name)
         key = workload_of(job, self.seen_, self.name)
         seen, row = self.seen_[key], number_row(job)
         seen.check(job, self.name)

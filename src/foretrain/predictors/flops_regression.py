@@ -11,10 +11,10 @@ import numpy as np
 
 from foretrain.architectures import family
 from foretrain.capture import capture_job
-from foretrain.errors import InputError, UnsupportedJob
+from foretrain.errors import InputError
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor, nothing_to_learn, take_runs
+from foretrain.predictors.base import Predictor, nothing_to_learn, take_runs, unfitted
 from foretrain.predictors.blackbox import (
     QUANTITIES,
     check_data_parallel,
@@ -91,7 +91,7 @@ class FlopsPredictor(Predictor):
     def predict(self, job: Job) -> Forecast:
         check_data_parallel(job, self.name)
         if self.weights_ is None or self.spread_ is None or self.seen_ is None:
-            raise UnsupportedJob("flops: has learned from no runs yet; fit it first")
+            raise unfitted(self.name)
         seen = self.seen_
         seen.check(job, self.name, but=_BY_PEAK_RATE)
         rows = np.array([columns(job)])

@@ -12,15 +12,17 @@ import copy
 import functools
 import importlib
 import json
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from foretrain.errors import InputError, UnsupportedJob, missing
+from foretrain.errors import InputError, missing
 from foretrain.files import write_atomically
-from foretrain.predictors.base import Predictor
+from foretrain.predictors.base import Predictor, unfitted
+from foretrain.progress import tell
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +56,7 @@ class NeuralPredictor(Predictor, Generic[State]):
         if self.learned_ is None and self.fresh:
             self.learned_ = _shipped_state(type(self))
         if self.learned_ is None:
-            raise UnsupportedJob(f"{self.name}: has learned from no runs yet; fit it first")
+            raise unfitted(self.name)
         return self.learned_
 
     def forget(self) -> None:
@@ -69,6 +71,8 @@ def _shipped_state(kind: type[NeuralPredictor[State]]) -> State:
 
 def neural_module(name: str, predictor: str) -> ModuleType:
     """The module with a predictor's networks, or one line that says what to install for it."""
+    if name not in sys.modules:
+        tell("importing torch")
     try:
         with warnings.catch_warnings():
             # torch_geometric scripts its own functions as it is imported

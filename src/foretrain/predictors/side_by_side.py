@@ -13,6 +13,7 @@ from foretrain.errors import ForetrainError
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job
 from foretrain.predictors.evidence import Evidence, with_evidence
+from foretrain.progress import tell
 from foretrain.units import format_seconds
 
 STEP = "step_time_s"
@@ -131,6 +132,7 @@ def side_by_side(job: Job) -> SideBySide:
 
 
 def _entry(name: str, job: Job) -> PredictorAnswer:
+    tell(f"asking {name}")
     predictor = predictors.get(name)
     try:
         forecast = predictor.predict(job)

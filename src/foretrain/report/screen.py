@@ -39,6 +39,7 @@ def width() -> int:
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar with the time left and what the block says that it does, on stderr, moved by calls with how many
     are done of how many; nothing without a terminal."""
+    tell("")
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

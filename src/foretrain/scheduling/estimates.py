@@ -6,7 +6,6 @@ What happens and what is believed are two things: a belief is a factor on the tr
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import random
 from abc import ABC, abstractmethod
@@ -17,7 +16,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from foretrain.errors import InputError, invalid
-from foretrain.files import read_text
+from foretrain.files import parse_json, read_text
 from foretrain.scheduling.correlation import Shares, share_within
 from foretrain.scheduling.jobs import TraceJob
 
@@ -126,7 +125,7 @@ class ResidualEstimates(_Drawn):
         Unless shares are given, errors of runs of one file are as alike as they were measured to be.
         """
         try:
-            runs = json.loads(read_text(path))["runs"]
+            runs = parse_json(read_text(path))["runs"]
             ratios: dict[str, dict[str, list[tuple[str, float]]]] = {}
             for run in runs:
                 if run["quantity"] in _TIMES:

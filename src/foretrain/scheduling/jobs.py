@@ -97,9 +97,12 @@ class Malformed:
 
     def lines(self) -> list[str]:
         """One line for people per reason."""
+        counts = {
+            reason: f"{count:,} line{'s' if count > 1 else ''}" for reason, count in self.counts.items()
+        }
         return [
-            f"{count:,} line{'s' if count > 1 else ''}: {reason} (first in line {self.first[reason]})"
-            for reason, count in sorted(self.counts.items())
+            f"{counts[reason]} left out: {reason} (first in line {self.first[reason]})"
+            for reason in sorted(counts)
         ]
 
 

@@ -15,7 +15,7 @@ from foretrain.errors import InputError, UnsupportedJob
 from foretrain.estimate import SHARES
 from foretrain.forecast import Factors, Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor, Report, Table, option
+from foretrain.predictors.base import Predictor, Report, Table, option, unfitted
 from foretrain.predictors.blackbox import forecast_around
 from foretrain.predictors.conformal import factors
 from foretrain.predictors.driple.features import TARGETS
@@ -195,7 +195,7 @@ class JoinedPredictor(Predictor):
     def _spoken(self, job: Job) -> Forecast:
         """The forecast of whoever speaks for a job; no left-out run tells of settings that no run has."""
         if self.members_ is None or self.known_ is None or self.tried_ is None:
-            raise UnsupportedJob("joined: has learned from no runs yet; fit it first")
+            raise unfitted(self.name)
         relation, device = self.known_.relation(job), device_of(job)
         if self.known_.news(job):
             return self._untried(job, relation)

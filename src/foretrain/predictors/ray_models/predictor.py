@@ -17,7 +17,7 @@ from foretrain.duration import START, STEPS, DurationPart, of_steps, paced, star
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor, Progress, Report, Table, take_runs
+from foretrain.predictors.base import Predictor, Progress, Report, Table, take_runs, unfitted
 from foretrain.predictors.blackbox import QUANTITIES, forecast_around, size_of
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, ScaleTable, has_graphs
@@ -107,7 +107,7 @@ class RayModelsPredictor(Predictor):
     def predict(self, job: Job) -> Forecast:
         _check(job)
         if not self.workloads_:
-            raise UnsupportedJob("ray_models: has learned from no runs yet; fit it first")
+            raise unfitted(self.name)
         known = self.workloads_.get(job.workload.model.key)
         if known is None:
             have = ", ".join(sorted({workload.label for workload in self.workloads_.values()})[:8])
