@@ -60,6 +60,17 @@ def test_a_job_that_never_gets_to_its_checkpoint_ends_the_simulation_by_name() -
         check_failures(trace, Scenario(policy="fifo", machines=ONE, settings=restarts))
 
 
+@pytest.mark.parametrize("policy", ["gandiva", "pollux"])
+def test_turns_shorter_than_a_restart_end_the_simulation_by_name(policy: str) -> None:
+    jobs = [job("a", 0, 10_000, 3), job("b", 10, 10_000, 3)]
+    with pytest.raises(
+        PolicyError, match=f"{policy}: takes job 'a' off 10,000 times in a row before it is at"
+    ):
+        Simulation(jobs, FOUR, policies.get(policy), settings=Settings(restart_s=1e4)).run()
+    patient = Simulation(jobs, FOUR, policies.get("srtf"), settings=Settings(restart_s=1e4)).run()
+    assert patient.finish_s.tolist() == [10_000, 20_000]
+
+
 def test_nodes_that_are_never_up_together_end_the_simulation() -> None:
     model = FailureModel(node_mtbf_s=1.0, repair_s=1e5)
     with pytest.raises(PolicyError, match="leaves 1 jobs waiting for ever"):

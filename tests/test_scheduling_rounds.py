@@ -71,8 +71,9 @@ def divided(seed: int) -> list[np.ndarray]:
     if seed % 2:
         rates = rates[draw.randint(0, 2, jobs)]
     gpus, counts = draw.choice([1.0, 1.0, 2.0], jobs), draw.choice([2.0, 4.0, 8.0], kinds)
-    left = draw.randint(1, 9, jobs) * 1000.0
-    since_s, alone_s = draw.randint(0, 5, jobs) * 100.0, left / rates.sum(axis=1) * jobs
+    left = 1000.0 * draw.randint(1, 9, jobs).astype(np.float64)
+    since_s = 100.0 * draw.randint(0, 5, jobs).astype(np.float64)
+    alone_s = left / rates.sum(axis=1) * jobs
     return [
         programmes.fairest(rates, gpus, counts),
         programmes.least_worst_ratio(rates, left, since_s, alone_s, gpus, counts),

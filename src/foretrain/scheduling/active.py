@@ -47,6 +47,8 @@ class Active:
     futile: int = 0
     """Failures in a row by which it got no further than ``furthest``."""
     furthest: float = 0.0
+    fruitless: int = 0
+    """Times in a row that it was taken off before it got to work."""
 
     def __post_init__(self) -> None:
         self.gpus, self.arrival_s = self.spec.gpus, self.spec.arrival_s

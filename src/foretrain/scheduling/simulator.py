@@ -34,6 +34,7 @@ from foretrain.scheduling.result import Result, Segments
 from foretrain.scheduling.settings import Settings
 from foretrain.scheduling.sharing.mates import Mates
 from foretrain.scheduling.speeds import Speeds, TraceSpeeds
+from foretrain.units import format_seconds
 
 if TYPE_CHECKING:
     from foretrain.scheduling.policies.base import Policy
@@ -42,7 +43,7 @@ __all__ = ["Active", "PolicyError", "Settings", "Simulation"]
 
 _FINISH, _LIMIT = int(Kind.FINISH), int(Kind.LIMIT)
 _MOST_FUTILE = 10_000
-"""Failures in a row by which a job gets no further than it was."""
+"""Failures or preemptions in a row by which a job gets no further than it was."""
 
 
 class PolicyError(ForetrainError):
@@ -228,6 +229,7 @@ class Simulation:
         del self._taken[job.number], self.waiting[job.number]
         self._segments.take_back(job.number)
         job.preemptions -= 1
+        job.fruitless = max(job.fruitless - 1, 0)
         job.overhead_s = 0.0
         job.allocation, job.done, job.attained_gpu_s, job.overhead_gpu_s, job.ran_s = taken
         self.running[job.number] = job
@@ -241,6 +243,9 @@ class Simulation:
         self._known(job, "preempt")
         if job.allocation is None:
             raise self._misbehaved(f"preempts job {job.spec.name!r}, which is not running")
+        job.fruitless = 0 if self.now > job.ready_s else job.fruitless + 1
+        if job.fruitless > _MOST_FUTILE:
+            raise self._thrashing(job)
         taken = (job.allocation, job.done, job.attained_gpu_s, job.overhead_gpu_s, job.ran_s)
         job.preemptions += 1
         self._stop(job, "preempted")
@@ -542,6 +547,12 @@ class Simulation:
         return True
 
     # Small things
+
+    def _thrashing(self, job: Active) -> PolicyError:
+        costs_s = self.settings.checkpoint_s + self.settings.restart_s
+        about = f"a checkpoint and a restart take {format_seconds(costs_s)}"
+        often = f"{_MOST_FUTILE:,} times in a row before it is at work again"
+        return self._misbehaved(f"takes job {job.spec.name!r} off {often}; {about}, give less")
 
     def _not_waiting(self, job: Active) -> PolicyError:
         """Why a job cannot be started."""

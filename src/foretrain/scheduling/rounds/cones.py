@@ -26,7 +26,8 @@ class Matrix:
         self.shape = shape
 
     def times(self, column: Column) -> Column:
-        return np.bincount(self.rows, self.values * column[self.columns], self.shape[0])
+        sums = np.bincount(self.rows, self.values * column[self.columns], self.shape[0])
+        return sums.astype(np.float64, copy=False)
 
     def transposed_from(self, start: Column, column: Column) -> Column:
         """What is left of ``start`` when the transposed matrix times a column is taken away."""

@@ -20,7 +20,7 @@ class Elimination:
 
     >>> elimination = Elimination([[0], [1], [0, 1, 2]], [1, 1, -1])
     >>> elimination.factor([2.0, 4.0, 1.0, 1.0, -1.0])
-    >>> [round(each, 9) for each in elimination.solve([5.0, 9.0, 2.0])]
+    >>> [round(each, 9) for each in elimination.solve([5.0, 9.0, 3.0])]
     [2.0, 2.0, 1.0]
     """
 
