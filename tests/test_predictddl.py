@@ -18,6 +18,7 @@ from foretrain.capture import capture_job
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
+from foretrain.predictors.base import Table
 from foretrain.predictors.blackbox import UNSURE
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.predictddl.baseline import CPU, baseline, fit_baseline, physics
@@ -267,6 +268,16 @@ def test_repeats_of_a_step_are_left_out_together_where_all_are_of_one_architectu
     )
     errors = choose(problem)["x"].errors
     assert min(errors.values()) > 0.3
+
+
+def test_repeats_of_one_step_tell_of_no_other(runs: list[Run]) -> None:
+    """None can be left out, so there is no error to be told."""
+    learned = PredictDDLPredictor().without().fit(runs[:1] * 3)
+    (benefit,) = learned.benefits_.values()
+    assert (benefit.runs, benefit.error_before, benefit.error_after) == (3, None, None)
+    (table,) = learned.report()
+    assert isinstance(table, Table)
+    assert table.rows[0][2:] == (None, None)
 
 
 # The predictor

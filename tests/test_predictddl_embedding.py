@@ -14,7 +14,11 @@ from typer.testing import CliRunner
 
 from foretrain.cli import app
 from foretrain.errors import InputError
-from foretrain.predictors.predictddl.predictor import embedding_module, training_module
+from foretrain.predictors.predictddl.predictor import (
+    PredictDDLPredictor,
+    embedding_module,
+    training_module,
+)
 from foretrain.predictors.predictddl.primitives import (
     KINDS,
     TARGETS,
@@ -170,3 +174,17 @@ def test_the_command_names_what_it_does_not_know(tmp_path: Path) -> None:
         assert result.exit_code != 0
         assert asked[0] in result.output
         assert asked[1] in result.output
+
+
+def test_a_zoo_without_models_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    asked = ["--objective", "costs", "--sketches", "20", "--zoo", str(tmp_path / "empty.jsonl")]
+    result = CliRunner().invoke(app, ["embed", "train", *asked, "--out", str(tmp_path / "e")])
+    assert result.exit_code == 2
+    assert "empty; a runs file has one run per line" in result.output
+
+
+def test_what_is_no_embedding_is_named_before_any_run_is_read(tmp_path: Path) -> None:
+    (tmp_path / "e").write_text("none")
+    with pytest.raises(InputError, match="e: cannot be read as an embedding"):
+        PredictDDLPredictor(embedding=tmp_path / "e").fit([])

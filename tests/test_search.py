@@ -243,7 +243,7 @@ def test_a_search_can_start_without_runs_and_measure_by_itself(tmp_path: Path) -
     path = tmp_path / "runs.jsonl"
     words = ["advise", str(path), "--search", "--deadline", "1h", "--job", str(start), "--workers", "1"]
     asked_first = commands.run(*words)
-    assert "next: 1 workers" in asked_first.stderr
+    assert "next: 1 worker on" in asked_first.stderr
     assert "data: 16 samples an epoch, as the job has it" in asked_first.stderr
     shown = commands.run(*words, "--measure")
     assert shown.exit_code == 0, shown.output

@@ -121,7 +121,7 @@ def candidates(
             try:
                 jobs.append(_scaled(base, section, workers, wishes.batch, count, epochs, catalog))
             except ForetrainError as error:
-                label = f"{workers} workers on {section.get('node') or section['device']}"
+                label = f"{count_of(workers, 'worker')} on {section.get('node') or section['device']}"
                 refused[label] = first_line(error)
     if not jobs:
         field = "instances" if wishes.instances else "workers"
@@ -296,7 +296,7 @@ def notes(options: Sequence[RatedConfiguration]) -> list[str]:
     """What the forecasts of these configurations note, each with those that it is said of."""
     said: dict[str, list[str]] = {}
     for option in options:
-        what = f"{option.job.cluster.world_size} workers on {machines(option.job)}"
+        what = f"{count_of(option.job.cluster.world_size, 'worker')} on {machines(option.job)}"
         for note in option.notes:
             said.setdefault(note, []).append(what)
     return [
@@ -307,7 +307,8 @@ def notes(options: Sequence[RatedConfiguration]) -> list[str]:
 
 def describe(job: Job) -> str:
     """A configuration in a few words."""
-    return f"{job.cluster.world_size} workers on {machines(job)}, {job.workload.training.samples:,} samples"
+    workers = count_of(job.cluster.world_size, "worker")
+    return f"{workers} on {machines(job)}, {job.workload.training.samples:,} samples"
 
 
 def to_dict(advice: Advice) -> dict[str, Any]:

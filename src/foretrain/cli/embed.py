@@ -113,13 +113,22 @@ def _kept(part: Path) -> str:
 
 
 def _objective(name: str, kind: str, sketches: int, deepest: int | None, zoo: list[Path], seed: int) -> Any:
-    from foretrain.job import read_runs
     from foretrain.predictors.predictddl.predictor import training_module
-    from foretrain.predictors.predictddl.zoo import captured, sketched
+    from foretrain.predictors.predictddl.zoo import sketched
 
     if name == _HYPERNETWORK:
         types = _ANY_TYPES if kind == "any" else [kind]
         return training_module("hypernetwork").Weights(types, deepest=deepest, seed=seed)
-    graphs = sketched(kind, sketches, deepest)
-    graphs += captured(run for path in zoo for _, run in read_runs(path))
+    graphs = [*sketched(kind, sketches, deepest), *(_captured(zoo) if zoo else [])]
     return training_module("training").OVER_GRAPHS[name](graphs, seed=seed)
+
+
+def _captured(zoo: list[Path]) -> list[Any]:
+    """The graphs of the models of runs, of which there is one at least."""
+    from foretrain.job import runs_of_file
+    from foretrain.predictors.predictddl.zoo import captured
+
+    graphs = captured(run for path in zoo for run in runs_of_file(path))
+    if not graphs:
+        raise InputError("--zoo: no model of these runs can be traced and is small enough to learn from")
+    return graphs

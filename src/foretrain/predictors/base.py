@@ -39,9 +39,16 @@ class Benefit:
     out in turn."""
 
     runs: int
-    error_before: float
+    error_before: float | None
+    """None where it is told by runs that are left out too, and none could be."""
     error_after: float | None = None
     """None where there are too few runs to leave some out."""
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether runs that were left out tell that nothing was gained."""
+        before, after = self.error_before, self.error_after
+        return before is not None and after is not None and after >= before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +289,7 @@ def _worth(benefits: Mapping[str, Benefit]) -> Report:
     vain = [
         f"{device}: no better than before; more runs, or runs of other models, may help"
         for device, one in benefits.items()
-        if one.error_after is not None and one.error_after >= one.error_before
+        if one.in_vain
     ]
     return (
         Table(headings=("device", "runs", "mean error before", "after, on runs left out"), rows=rows),

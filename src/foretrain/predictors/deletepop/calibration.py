@@ -87,7 +87,7 @@ class Calibration:
         """An interval that holds eight in ten of the runs that were left out, if their errors lie as those of
         Laplace's distribution; nothing where none was left out."""
         worth = self.benefit
-        if worth is None or worth.error_after is None:
+        if worth is None or worth.error_before is None or worth.error_after is None:
             return CERTAIN
         return CERTAIN.longer(_EIGHT_IN_TEN * min(worth.error_before, worth.error_after, _MOST_ERROR))
 

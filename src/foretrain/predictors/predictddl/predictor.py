@@ -199,6 +199,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         Devices and types that were learned earlier, and of which there is no run now, stay; so does what
         answers for other types, where it learned from more runs.
         """
+        if self.embedding is not None:
+            self._embedder()
         kept, left_out = usable(runs, self.name)
         known, failed = take_runs(kept, self._learnable)
         self.left_out_ = (*left_out, *failed)
@@ -387,11 +389,11 @@ def training_module(name: str) -> ModuleType:
 
 def _benefit(choices: Mapping[str, Choice], types: Sequence[str]) -> Benefit:
     """The error of the constant (in ratio form: of the baseline alone) and of what was chosen, on left-out
-    families of architectures."""
-    own = [choices[kind] for kind in types]
+    families of architectures; of dataset types of which none could be left out, nothing."""
+    own = [choices[kind] for kind in types if choices[kind].errors]
     before = [choice.errors.get("constant", max(choice.errors.values())) for choice in own]
     return Benefit(
-        runs=len(own),
-        error_before=float(np.mean(before)),
-        error_after=float(np.mean([choice.errors[choice.name] for choice in own])),
+        runs=len(types),
+        error_before=float(np.mean(before)) if own else None,
+        error_after=float(np.mean([choice.errors[choice.name] for choice in own])) if own else None,
     )

@@ -351,7 +351,7 @@ class Choice:
 
     name: str
     errors: Mapping[str, float]
-    """Mean absolute relative error by candidate."""
+    """Mean absolute relative error by candidate; none where no run could be held out."""
     held_out: Array
     """The chosen one's logarithm of each run's step time, learned without its group; not a number where no
     other group has runs of its type."""
@@ -379,12 +379,11 @@ def choose(
 
 
 def _best(held_out: Mapping[str, Array], targets: Array, rows: npt.NDArray[np.bool_]) -> Choice:
-    """The candidate with the smallest error; the first one where no run could be held out."""
+    """The candidate with the smallest error; the first one, without errors, where no run could be held
+    out."""
     errors = {name: np.abs(np.expm1(np.clip(logs - targets, -5, 5)))[rows] for name, logs in held_out.items()}
-    means = {
-        name: float(np.nanmean(error)) if np.isfinite(error).any() else 1.0 for name, error in errors.items()
-    }
-    best = min(means, key=lambda name: means[name])
+    means = {name: float(np.nanmean(error)) for name, error in errors.items() if np.isfinite(error).any()}
+    best = min(means or held_out, key=lambda name: means.get(name, 0.0))
     return Choice(name=best, errors=means, held_out=held_out[best][rows])
 
 
