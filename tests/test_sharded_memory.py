@@ -14,6 +14,7 @@ from foretrain.capture import capture_rank
 from foretrain.errors import InputError
 from foretrain.forecast import RankMemory
 from foretrain.graph import OpGraph
+from foretrain.graph.opset import is_product
 from foretrain.job import Job, Run, read_runs
 from foretrain.plan import Plan
 from foretrain.step import rank_replay
@@ -21,7 +22,7 @@ from foretrain.step.block_memory import kept_bytes
 from foretrain.step.frameworks import Profile, as_framework_runs_it, profile
 from foretrain.step.graph import step_graph
 from foretrain.step.partition import blocks, stages
-from foretrain.step.passes import run_again
+from foretrain.step.passes import not_kept, run_again
 from foretrain.step.recomputed_modules import check_modules
 from foretrain.step.schedules import in_flight
 from foretrain.step.sharded_memory import sharded_memory
@@ -360,6 +361,23 @@ def test_other_losses_hold_less_of_the_logits(loss: str, most: float) -> None:
     assert plain.allocated_bytes - other.allocated_bytes > most * LOGITS_BYTES
 
 
+def test_torch_recomputes_a_layer_up_to_what_its_backward_pass_asks_for() -> None:
+    """Kernels of a Llama on an H200 (h200_fsdp): six of a layer's seven products run again."""
+    graph = _captured(1, False, "bf16", False)
+    layer = next(block for block in blocks(graph) if block.is_layer)
+
+    def products(framework: str) -> list[str]:
+        habits = profile(changed(a_job(), training={"framework": framework}))
+        again = run_again(Plan(recompute="full"), habits, graph, layer)
+        calls = [graph.ops[i] for i in again.tolist()]
+        return [op.layer.rpartition(".")[2] for op in calls if is_product(op.operator.name)]
+
+    whole = products("megatron")
+    assert (len(whole), whole[-1]) == (7, "down_proj")
+    assert products("torchtitan") == whole
+    assert products("pytorch") == products("deepspeed") == whole[:-1]
+
+
 def test_modules_that_are_computed_again() -> None:
     graph = _captured(1, False, "bf16", False)
     layer = next(block for block in blocks(graph) if block.is_layer)
@@ -367,7 +385,7 @@ def test_modules_that_are_computed_again() -> None:
     def names(*modules: str) -> list[str]:
         plan = Plan(recompute="selective", recompute_modules=modules)
         return [
-            graph.ops[i].layer.rpartition(".")[2] for i in run_again(plan, "attention", graph, layer).tolist()
+            graph.ops[i].layer.rpartition(".")[2] for i in not_kept(plan, "attention", graph, layer).tolist()
         ]
 
     assert set(names("norms")) == {"input_layernorm", "post_attention_layernorm"}

@@ -18,8 +18,7 @@ from foretrain.catalog.sections import Sections
 from foretrain.catalog.spellings import GIGABYTES, SAME_MEMORY, plain, telling_words
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import parse_toml
-from foretrain.schema import quantity
-from foretrain.units import format_dollars, parse_bytes, parse_price, parse_rate, parse_seconds
+from foretrain.units import format_dollars
 
 if TYPE_CHECKING:
     from foretrain.cluster import Cluster, Group

@@ -15,7 +15,7 @@ from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.step.frameworks import Profile
 from foretrain.step.partition import Block, Piece
-from foretrain.step.passes import run_again
+from foretrain.step.passes import not_kept
 from foretrain.step.recomputed_modules import WITHOUT_OUTPUT, calls_of
 from foretrain.workload import Loss
 
@@ -42,7 +42,7 @@ def block_memory(job: Job, graph: OpGraph, block: Block, profile: Profile) -> Bl
     piece = block.piece
     kept, again = (
         kept_bytes(graph, block, job.plan, profile),
-        run_again(job.plan, profile.selective_recompute, graph, block),
+        not_kept(job.plan, profile.selective_recompute, graph, block),
     )
     first = piece.forward_bytes if len(again) else 0
     memory = BlockMemory(
@@ -60,7 +60,7 @@ def kept_bytes(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> fl
     """What a block keeps of a micro-batch on its device from its forward to its backward pass."""
     if plan.offload_activations and block.is_layer:
         return 0.0
-    again = run_again(plan, profile.selective_recompute, graph, block)
+    again = not_kept(plan, profile.selective_recompute, graph, block)
     if not len(again):
         return float(block.piece.kept_bytes)
     if plan.recompute == "full":

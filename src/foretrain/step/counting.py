@@ -12,7 +12,7 @@ from foretrain.graph.opset import traits
 from foretrain.job import Job
 from foretrain.model_flops import ModelFlops
 from foretrain.plan import Plan
-from foretrain.step.frameworks import profile
+from foretrain.step.frameworks import Profile, profile
 from foretrain.step.partition import blocks
 from foretrain.step.passes import run_again
 
@@ -26,7 +26,7 @@ def model_flops(job: Job, graph: OpGraph) -> ModelFlops:
     """Of the whole job, whose ranks each run such a graph."""
     plan, training = job.plan, job.workload.training
     again_by = Plan(recompute=plan.recompute, recompute_every=plan.recompute_every)
-    rank, again, tf32 = _of_micro_batch(graph, again_by, profile(job).selective_recompute)
+    rank, again, tf32 = _of_micro_batch(graph, again_by, profile(job))
     passes = job.accumulation * (plan.data or 1) * plan.tensor * plan.context
     parameters, trainable = _parameters(job, graph)
     peak_format = training.precision.removeprefix("amp-")
@@ -62,7 +62,7 @@ def _parameters(job: Job, graph: OpGraph) -> tuple[int, int | None]:
 
 
 @functools.lru_cache(maxsize=256)
-def _of_micro_batch(graph: OpGraph, plan: Plan, selective: str) -> tuple[float, float, float]:
+def _of_micro_batch(graph: OpGraph, plan: Plan, habits: Profile) -> tuple[float, float, float]:
     """FLOPs of a rank's micro-batch, those that are computed again, and the share of them that runs in TF32
     where fp32 is asked for."""
     operators, which = graph.operators, graph.operator_index
@@ -77,7 +77,7 @@ def _of_micro_batch(graph: OpGraph, plan: Plan, selective: str) -> tuple[float, 
             total += float(once[calls].sum())
             tf32 += float((once * in_tf32)[calls].sum())
             again += float((flops - once)[calls].sum())
-        again += float(flops[run_again(plan, selective, graph, block)].sum())
+        again += float(flops[run_again(plan, habits, graph, block)].sum())
     return total, again, tf32 / (total or 1.0)
 
 

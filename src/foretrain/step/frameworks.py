@@ -99,6 +99,10 @@ class Profile:
     selective_recompute: Literal["attention", "half"] = "attention"
     """What selective recomputation runs again: attention between its projections, or all but attention and
     every second product."""
+    stops_recomputing: bool = False
+    """Full recomputation of a layer ends where its backward pass asks for nothing more, as that of
+    ``torch.utils.checkpoint`` without reentrance does by itself: its last product mostly runs once.
+    Megatron's runs to the end, and so does torchtitan's (``early_stop`` is off)."""
     checkpoint_hooks: bool = False
     """Recomputation without reentrance (``torch.utils.checkpoint``, the default of timm and transformers):
     each tensor that is saved for the backward pass goes through Python."""
@@ -129,7 +133,7 @@ class Profile:
     divide."""
 
 
-_PYTORCH = Profile(checkpoint_hooks=True, casts_shards=True)
+_PYTORCH = Profile(stops_recomputing=True, checkpoint_hooks=True, casts_shards=True)
 _MEGATRON = Profile(
     sharding="buffers",
     loss_copies=1.5,
@@ -199,7 +203,7 @@ _PROFILES: dict[Framework, Profile] = {
     "llm-foundry": dataclasses.replace(
         _FSDP, fusion=Fusion(losses=True), attention_generation=1, sharding="flat"
     ),
-    "fms-fsdp": dataclasses.replace(_FSDP, checkpoint_hooks=True, sharding="flat"),
+    "fms-fsdp": dataclasses.replace(_FSDP, stops_recomputing=True, checkpoint_hooks=True, sharding="flat"),
     "torchtitan": dataclasses.replace(
         _FSDP,
         fusion=Fusion(norms=True),
@@ -219,7 +223,11 @@ _PROFILES: dict[Framework, Profile] = {
 
 
 _PROFILES["automodel"] = dataclasses.replace(
-    _PROFILES["torchtitan"], attention_generation=None, splits_root=False, syncs_last=True
+    _PROFILES["torchtitan"],
+    attention_generation=None,
+    splits_root=False,
+    syncs_last=True,
+    stops_recomputing=True,
 )
 """NeMo Automodel: torch's FSDP2 with the layers and the attention of Transformer Engine; gradients of
 micro-batches stay on the rank until the last (``prepare_for_grad_accumulation``)."""
@@ -227,6 +235,7 @@ _PROFILES["deepspeed"] = Profile(
     optimizers=_MEGATRON.optimizers,
     bucket_bytes=1e9,  # reduce_bucket_size = 5e8 elements, of two bytes
     overlaps_reduce=False,  # overlap_comm is off but for stage 3
+    stops_recomputing=True,
     checkpoint_hooks=True,
     clips_gradients=True,
     waits_each_step=True,  # for the norm of gradients, and whether they are finite

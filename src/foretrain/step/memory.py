@@ -16,7 +16,7 @@ from foretrain.graph import PHASES, Buffer, OpGraph
 from foretrain.graph.opset import PRODUCTS, traits
 from foretrain.step.layout import Layout
 from foretrain.step.partition import Stage, blocks
-from foretrain.step.passes import recomputed
+from foretrain.step.passes import not_kept
 from foretrain.step.replay import Lasting, Replay, least_capacity, replay
 from foretrain.step.sharded_memory import sharded_memory
 
@@ -47,8 +47,10 @@ def rank_memory(layout: Layout, stage: Stage, *, stalled: bool = False, replays:
             stalled=stalled,
             replays=replays,
         )
-    again = tuple(tuple(recomputed(layout, block).tolist()) for block in stage.blocks)
-    job = layout.job
+    job, selective = layout.job, layout.profile.selective_recompute
+    again = tuple(
+        tuple(not_kept(job.plan, selective, layout.graph, block).tolist()) for block in stage.blocks
+    )
     device = job.cluster.groups[0].device
     elsewhere = job.plan.offload or bool(job.plan.servers)
     settings = AllocatorSettings.read(job.workload.training.allocator or "")

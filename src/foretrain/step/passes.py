@@ -18,7 +18,7 @@ from foretrain.graph.opset import communicates, is_product
 from foretrain.plan import Plan
 from foretrain.step.calls import COPY_SHARE
 from foretrain.step.context import with_context
-from foretrain.step.frameworks import TensorOverlap
+from foretrain.step.frameworks import Profile, TensorOverlap
 from foretrain.step.layout import Layout, memory_rate
 from foretrain.step.partition import Block, Index, Piece, Stage, blocks
 from foretrain.step.recomputed_modules import attention_calls, calls_of
@@ -98,8 +98,9 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
     backward = _pass(layout, block.piece, "backward")
     again = recomputed(layout, block)
     if len(again):
-        whole = layout.job.plan.recompute == "full"
-        backward = (_forward(layout, block) if whole else _timed(layout, again)) + backward
+        overlap = layout.profile.tensor_overlap if layout.job.plan.recompute == "full" else "none"
+        whole = len(again) == len(block.piece.forward)
+        backward = (_forward(layout, block) if whole else _timed(layout, again, overlap)) + backward
     if not layout.job.trains:
         return backward
     copied = copies_out_s(layout, block, again=True) + copies_in_s(layout, block)
@@ -183,11 +184,19 @@ def makes_weight_gradients(graph: OpGraph) -> npt.NDArray[np.bool_]:
 
 def recomputed(layout: Layout, block: Block) -> Index:
     """The calls of a block's forward pass that run again before its backward pass."""
-    return run_again(layout.job.plan, layout.profile.selective_recompute, layout.graph, block)
+    return run_again(layout.job.plan, layout.profile, layout.graph, block)
 
 
-def run_again(plan: Plan, selective: str, graph: OpGraph, block: Block) -> Index:
-    """The same by what a plan says, and what its framework takes ``selective`` for."""
+def run_again(plan: Plan, profile: Profile, graph: OpGraph, block: Block) -> Index:
+    """The same by what a plan says, and how its framework recomputes."""
+    calls = not_kept(plan, profile.selective_recompute, graph, block)
+    stops = plan.recompute == "full" and profile.stops_recomputing and len(calls) > 0
+    return _asked_for(graph, block.piece) if stops else calls
+
+
+def not_kept(plan: Plan, selective: str, graph: OpGraph, block: Block) -> Index:
+    """The calls of a block's forward pass whose results are not kept, by what a plan says and what its
+    framework takes ``selective`` for."""
     if not runs_again(plan, graph, block):
         return block.piece.forward[:0]
     if plan.recompute == "full":
@@ -195,6 +204,14 @@ def run_again(plan: Plan, selective: str, graph: OpGraph, block: Block) -> Index
     if plan.recompute_modules:
         return calls_of(graph, block.piece, plan.recompute_modules)
     return _chosen(graph, block.piece, by_operators=plan.recompute == "operators" or selective == "half")
+
+
+@functools.lru_cache(maxsize=1024)
+def _asked_for(graph: OpGraph, piece: Piece) -> Index:
+    """The calls of a forward pass up to the last one whose results its backward pass reads."""
+    read = {buffer for i in piece.backward.tolist() for buffer in graph.ops[i].reads}
+    asked = [not read.isdisjoint(graph.ops[i].writes) for i in piece.forward.tolist()]
+    return piece.forward[: 1 + int(np.flatnonzero(asked)[-1])] if any(asked) else piece.forward
 
 
 @functools.lru_cache(maxsize=1024)

@@ -23,7 +23,7 @@ from foretrain.step.allocator import CachingAllocator, MemoryBlock
 from foretrain.step.frameworks import Profile
 from foretrain.step.held_states import ShardedRank, shard_bytes
 from foretrain.step.partition import Block, Piece, blocks
-from foretrain.step.passes import run_again
+from foretrain.step.passes import not_kept
 from foretrain.step.shard_buffers import ShardBuffers
 
 Task = tuple[bool, int]
@@ -351,5 +351,5 @@ def _tasks(flying: int, micro_batches: int) -> tuple[Task, ...]:
 
 def _places(job: Job, graph: OpGraph, block: Block, profile: Profile) -> frozenset[int]:
     """The calls of a block that run again, by their places in its forward pass."""
-    again = run_again(job.plan, profile.selective_recompute, graph, block)
+    again = not_kept(job.plan, profile.selective_recompute, graph, block)
     return frozenset(np.searchsorted(block.piece.forward, again).tolist())
