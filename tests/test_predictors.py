@@ -18,7 +18,7 @@ from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.checks import check_forgets, check_predictor, made_up_runs, on_two_devices
-from foretrain.predictors.deletepop import predictor as deletepop
+from foretrain.predictors.deletepop import datasets
 from foretrain.predictors.predictddl import predictor as predictddl
 from foretrain.predictors.predictddl.regressors import choose
 from foretrain.predictors.ray_models import predictor as ray_models
@@ -67,7 +67,7 @@ def test_every_predictor_passes_the_conformance_checks(name: str, job: Job) -> N
 def quick_learning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Learning takes a moment: operator models from a few made-up operators, networks in two epochs, and the
     rest by a few of its regressors."""
-    monkeypatch.setattr(deletepop, "load_measured", lambda path, device=None: made_up(count=20))
+    monkeypatch.setattr(datasets, "load_measured", lambda path, device=None: made_up(count=20))
     for growth in (fitting._FOR_ALL, fitting._FOR_ONE):
         monkeypatch.setitem(growth, "trees", 2)
     few = Recipe(mean="nnls"), Recipe(mean="forecast", technique="ridge")

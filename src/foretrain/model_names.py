@@ -72,8 +72,8 @@ def _index() -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
             meant = kind, name
             exact[spelling.lower()] = exact[_short(spelling)] = meant
             words = _words(spelling)
-            loose["".join(words)] = loose["".join(_told(words, keep="base"))] = meant
-            for form in _unversioned(_told(words, keep="base")):
+            loose["".join(words)] = loose["".join(_distinguishing(words, keep="base"))] = meant
+            for form in _unversioned(_distinguishing(words, keep="base")):
                 versions.setdefault(form, set()).add(meant)
     only = {form: next(iter(names)) for form, names in versions.items() if len(names) == 1}
     return exact, only | loose
@@ -97,7 +97,7 @@ def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[\s_:-]+", _short(name)) if word]
 
 
-def _told(words: list[str], dropped: frozenset[str] = _TUNED, keep: str = "") -> list[str]:
+def _distinguishing(words: list[str], dropped: frozenset[str] = _TUNED, keep: str = "") -> list[str]:
     """Those that tell architectures apart."""
     return [word for word in words if word not in dropped or word == keep]
 
@@ -113,8 +113,8 @@ def _forms(name: str) -> Iterator[str]:
     """A name with ever less of what does not tell architectures apart, without separators."""
     words = _words(name)
     yield "".join(words)
-    yield "".join(_told(words))
-    words = _told(words, _TUNED | _QUANTISED)
+    yield "".join(_distinguishing(words))
+    words = _distinguishing(words, _TUNED | _QUANTISED)
     yield "".join(words)
     yield from _unversioned(words)
     if _FINE_TUNED in words:

@@ -53,10 +53,10 @@ def found_or_traced(
     known = _known_reads(names, job)
     place = _Place(job, split, known)
     refresh = refresh or (bool(os.environ.get(REFRESH)) and place.path not in _refreshed)
-    if not refresh and (graph := _found(job, place)) is not None:
+    if not refresh and (graph := _cached(job, place)) is not None:
         return graph
     with _tracing:
-        if not refresh and (graph := _found(job, place)) is not None:
+        if not refresh and (graph := _cached(job, place)) is not None:
             return graph
         return _traced(trace, job, split, place, known, refresh=refresh)
 
@@ -146,7 +146,7 @@ class _Place:
         return graph_key(self.job, self._split, batch, self._read)
 
 
-def _found(job: Job, place: _Place) -> OpGraph | None:
+def _cached(job: Job, place: _Place) -> OpGraph | None:
     if place.path in _unsaved:
         return _of_precision(job, _unsaved[place.path])
     with _absent_or_damaged():

@@ -92,7 +92,11 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with ended_as_interrupted():
             try:
-                with _usage_in_one_line(ctx), libraries_named(str(ctx.invoked_subcommand or "")), _told():
+                with (
+                    _usage_in_one_line(ctx),
+                    libraries_named(str(ctx.invoked_subcommand or "")),
+                    _with_progress(),
+                ):
                     return super().invoke(ctx)
             except typer.Exit:
                 raise
@@ -111,7 +115,7 @@ class _Commands(TyperGroup):
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _with_progress() -> Iterator[None]:
     """What a command does meanwhile, where a person looks on."""
     if not sys.stderr.isatty():
         yield

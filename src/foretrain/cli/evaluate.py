@@ -13,7 +13,7 @@ from foretrain.cli.app import registry, say, show
 from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
 
-_TOLD = 5
+_MOST_SHOWN = 5
 """Reasons of each kind are told up to this number."""
 
 
@@ -110,12 +110,13 @@ def tell_reasons(document: Mapping[str, Any]) -> None:
 
 def _tell(kind: str, reasons: Sequence[Mapping[str, Any]]) -> None:
     """Each reason with its first run, and how many more there are like it."""
-    for one in reasons[:_TOLD]:
+    for one in reasons[:_MOST_SHOWN]:
         reason = " ".join(one["reason"].splitlines())
         whose = f"{one['predictor']}: " if one["predictor"] else ""
         whose = "" if reason.startswith(whose) else whose  # most name themselves
         more = f" ({one['count'] - 1:,} more like it)" if one["count"] > 1 else ""
         say(f"{kind}: {one['runs_file']}:{one['line']}: {whose}{reason}{more}")
-    if len(reasons) > _TOLD:
-        left = sum(reason["count"] for reason in reasons[_TOLD:])
-        say(f"{kind}: {left:,} more for {len(reasons) - _TOLD:,} other reasons; --json OUT lists them all")
+    if len(reasons) > _MOST_SHOWN:
+        left = sum(reason["count"] for reason in reasons[_MOST_SHOWN:])
+        others = len(reasons) - _MOST_SHOWN
+        say(f"{kind}: {left:,} more for {others:,} other reasons; --json OUT lists them all")

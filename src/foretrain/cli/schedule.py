@@ -190,11 +190,8 @@ def schedule(
     one_thread()
     from foretrain.cli.schedule_answers import answer_buy, answer_search, answer_when
     from foretrain.cli.schedule_report import report, write
-    from foretrain.cli.schedule_world import with_devices_of
     from foretrain.cli.schedule_worth import COMPARED_WORKLOADS, beliefs_of, worth_tables
-    from foretrain.files import check_target
     from foretrain.report.screen import progress
-    from foretrain.scheduling.admission import check_failures, runnable
     from foretrain.scheduling.answers.queue_now import queue_now
     from foretrain.scheduling.answers.when import DRAWS, with_job
     from foretrain.scheduling.speeds import MOST_RISK
@@ -202,14 +199,7 @@ def schedule(
 
     if processes is not None and processes < 1:
         raise invalid("processes", processes, "a whole number of at least 1")
-    if log is not None and log.suffix not in (".csv", ".parquet"):
-        raise unknown("--log", str(log), (".csv", ".parquet"), "a file that ends in one of")
-    for target in (html, log, perfetto):
-        if target is not None:
-            check_target(target)
-    for library, target in (("plotly", html), ("pyarrow", log if log and log.suffix == ".parquet" else None)):
-        if target is not None and find_spec(library) is None:
-            raise missing(library, str(target))
+    _check_targets(html, log, perfetto)
     now = None if when is None or trace is None else queue_now(Path(trace), format)
     jobs = _jobs(trace, generate, format, first, now)
     if now is not None:
@@ -247,12 +237,7 @@ def schedule(
     given["cluster with node_mtbf"] = any(machine.mtbf_s is not None for machine in scenarios[0].machines)
     refuse_what_changes_nothing(given)
     jobs, asked = (jobs, None) if when is None else with_job(jobs, when)
-    for group in sorted(scenarios[0].settings.rules.groups - {job.group for job in jobs.jobs}):
-        say(f"{jobs.name}: no job is of group {group!r}, which the rules name")
-    jobs = runnable(with_devices_of(jobs, scenarios[0].machines), *scenarios, needed=asked)
-    check_failures(jobs, scenarios[0])
-    for line in (*jobs.malformed.lines(), *jobs.refused.lines()):
-        say(f"{jobs.name}: {line}")
+    jobs = _runnable(jobs, scenarios, asked)
     how: dict[str, Any] = {"processes": processes, "ray": ray, "as_json": as_json}
     if asked is not None:
         how_many = DRAWS if draws is None else draws
@@ -286,6 +271,20 @@ def schedule(
     write(outcomes, jobs, html, log, perfetto)
 
 
+def _check_targets(html: Path | None, log: Path | None, perfetto: Path | None) -> None:
+    """Refuse files that cannot be written, before anything is simulated."""
+    from foretrain.files import check_target
+
+    if log is not None and log.suffix not in (".csv", ".parquet"):
+        raise unknown("--log", str(log), (".csv", ".parquet"), "a file that ends in one of")
+    for target in (html, log, perfetto):
+        if target is not None:
+            check_target(target)
+    for library, target in (("plotly", html), ("pyarrow", log if log and log.suffix == ".parquet" else None)):
+        if target is not None and find_spec(library) is None:
+            raise missing(library, str(target))
+
+
 # What to simulate
 
 
@@ -305,6 +304,21 @@ def _jobs(
     if first is not None and first < 1:
         raise invalid("first", first, "a whole number of at least 1")
     return jobs if first is None else jobs.first(first)
+
+
+def _runnable(jobs: Trace, scenarios: Sequence[Scenario], asked: str | None) -> Trace:
+    """The jobs that the cluster can run; says which it cannot, and which lines of the trace are none."""
+    from foretrain.cli.schedule_world import with_devices_of
+    from foretrain.scheduling.admission import check_failures, runnable
+
+    first = scenarios[0]
+    for group in sorted(first.settings.rules.groups - {job.group for job in jobs.jobs}):
+        say(f"{jobs.name}: no job is of group {group!r}, which the rules name")
+    jobs = runnable(with_devices_of(jobs, first.machines), *scenarios, needed=asked)
+    check_failures(jobs, first)
+    for line in (*jobs.malformed.lines(), *jobs.refused.lines()):
+        say(f"{jobs.name}: {line}")
+    return jobs
 
 
 def _scenarios(

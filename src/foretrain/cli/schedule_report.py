@@ -30,7 +30,7 @@ _NARROW = (
 """The figures of each table: as many as fit beside the policy, or beside the policy and the quality of its
 estimates."""
 
-_TOLD = ("failures of a job, per GPU", "failures of a node", "outages", "spot nodes")
+_SHOWN = ("failures of a job, per GPU", "failures of a node", "outages", "spot nodes")
 """Settings below the tables: what makes them another answer; a page has them all."""
 
 
@@ -63,7 +63,7 @@ def report(jobs: Trace, outcomes: Sequence[Outcome], cluster: str, *, by_group: 
         f"{jobs.name} ({jobs.format}): {counted(len(jobs.jobs), 'job')} "
         f"on {hardware_of(cluster, first.machines)}{mean}"
     )
-    shown_settings = {name: value for name, value in settings_of(first).items() if name in _TOLD}
+    shown_settings = {name: value for name, value in settings_of(first).items() if name in _SHOWN}
     if not several and first.quality != EXACT:
         shown_settings = {"estimates": first.quality.text, **shown_settings}
     parts += [f"{name}: {value}" for name, value in shown_settings.items()]

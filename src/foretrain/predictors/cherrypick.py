@@ -141,7 +141,7 @@ class CherryPickPredictor(Predictor):
         seen, row = self.seen_[key], number_row(job)
         seen.check(job, self.name)
         away = seen.numbers.away(row)
-        ((median_s, own_spread),) = _told(self.processes_[key], [job], self.scale_)
+        ((median_s, own_spread),) = _forecasts(self.processes_[key], [job], self.scale_)
         spread = self.reach_.grown(own_spread, away, seen.numbers, in_law=())
         spread, where = seen.on_machine(job, spread)
         notes = [*seen.model_notes(job), *seen.notes(away, row), *where]
@@ -180,7 +180,7 @@ class CherryPickPredictor(Predictor):
         return predictor
 
 
-def _told(process: Process, jobs: Sequence[Job], scale: float = 1.0) -> list[tuple[float, Factors]]:
+def _forecasts(process: Process, jobs: Sequence[Job], scale: float = 1.0) -> list[tuple[float, Factors]]:
     """Median seconds, and the interval that the process itself gives, so many times as long."""
     means, deviations = process(np.array([configuration(job) for job in jobs]))
     spreads = np.maximum(deviations, _LEAST_SPREAD)
@@ -197,7 +197,7 @@ def _left_out_in_turn(runs: Sequence[Run]) -> list[float]:
     ratios = []
     for fold in range(_FOLDS):
         known, asked = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        forecasts = _told(Process.learn(rows[known], times_s[known]), [jobs[i] for i in asked])
+        forecasts = _forecasts(Process.learn(rows[known], times_s[known]), [jobs[i] for i in asked])
         ratios += [
             abs(float(np.log(times_s[i] / median_s) / np.log(spread.high)))
             for i, (median_s, spread) in zip(asked, forecasts, strict=True)
@@ -211,7 +211,7 @@ def _left_out_along(runs: Sequence[Run], scale: float) -> list[LeftOutAlong]:
 
     def forecast(part: Part) -> list[tuple[float, Factors]]:
         known, asked = part
-        return _told(Process.learn(rows[known], times_s[known]), [jobs[i] for i in asked], scale)
+        return _forecasts(Process.learn(rows[known], times_s[known]), [jobs[i] for i in asked], scale)
 
     return left_out_along(number_columns(jobs), times_s, forecast)
 

@@ -103,7 +103,9 @@ class SideBySide:
             assert second is not None
             if first.low <= second.high and second.low <= first.high:
                 continue
-            pair = f"{one.predictor} ({_told(first)}) and {other.predictor} ({_told(second)})"
+            pair = (
+                f"{one.predictor} ({_with_interval(first)}) and {other.predictor} ({_with_interval(second)})"
+            )
             strangers = [entry for entry in (one, other) if not entry.knows]
             if not strangers:
                 lines.append(f"{pair} both know such jobs and disagree beyond their intervals")
@@ -151,5 +153,5 @@ def _score(entry: PredictorAnswer) -> str:
     return f"{entry.evidence.median_error:.0%} on {entry.evidence.runs:,} runs"
 
 
-def _told(time: Estimate) -> str:
+def _with_interval(time: Estimate) -> str:
     return f"{format_seconds(time.median)} [{format_seconds(time.low)} to {format_seconds(time.high)}]"

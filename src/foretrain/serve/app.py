@@ -161,13 +161,13 @@ def _add_errands(app: FastAPI, service: Service) -> None:
     @app.get("/v1/jobs/{id}")
     async def job(id: str) -> Response:
         """How far one is, and its result once it is done."""
-        return _answer(_found(service, id).to_dict())
+        return _answer(_errand_of(service, id).to_dict())
 
     @app.delete("/v1/jobs/{id}")
     async def cancel(request: Request, id: str) -> Response:
         """End one, with the process that works on it."""
         _check_token(request, service)
-        errand = _found(service, id)
+        errand = _errand_of(service, id)
         await service.errands.cancel(errand)
         return _answer(errand.to_dict(with_result=False))
 
@@ -312,7 +312,7 @@ def _known(service: Service, kind: str, name: str | None = None) -> dict[str, di
         raise TaskRefused(str(error), 404) from error
 
 
-def _found(service: Service, id: str) -> Errand:
+def _errand_of(service: Service, id: str) -> Errand:
     errand = service.errands.get(id)
     if errand is None:
         raise TaskRefused(f"id: {id[:80]!r} is no job that is remembered", 404)

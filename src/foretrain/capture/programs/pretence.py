@@ -266,7 +266,7 @@ def pretending(text: str, compiled: Callable[[str | None], None]) -> Iterator[No
         *(unittest.mock.patch.object(one, _CAPTURABLE, _like_cuda) for one in _optimizer_modules()),
         unittest.mock.patch.object(torch.nn.Module, "to", _module_to),
         unittest.mock.patch("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", _like_cuda),
-        unittest.mock.patch.dict(os.environ, {**_told(text), **_QUIET, **os.environ}),
+        unittest.mock.patch.dict(os.environ, {**_launcher_variables(text), **_QUIET, **os.environ}),
     ]
     if torch.distributed.is_available() and not torch.distributed.is_initialized():
         patches += answering("torch.distributed", DISTRIBUTED_ANSWERS)
@@ -303,7 +303,7 @@ def _settings_kept() -> Iterator[None]:
         os.chdir(place)
 
 
-def _told(text: str) -> dict[str, str]:
+def _launcher_variables(text: str) -> dict[str, str]:
     """What a launcher says where the text of a program asks for it by name."""
     return _ONE_PROCESS if "LOCAL_RANK" in text or "WORLD_SIZE" in text else {}
 

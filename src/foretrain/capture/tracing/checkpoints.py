@@ -27,7 +27,7 @@ Region = Callable[[torch.dtype | None], contextlib.AbstractContextManager[None]]
 def followed_checkpoints(recorder: OperatorRecorder, region: Region) -> Iterator[None]:
     """Tell the recorder what the checkpoints that are made meanwhile, of either kind, compute again."""
 
-    def told(function: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
         recorder.hooks += _OF_CHECKPOINT
         return functools.partial(_run, recorder, region, recorder.layer, casting_to(), function)
 
@@ -36,10 +36,10 @@ def followed_checkpoints(recorder: OperatorRecorder, region: Region) -> Iterator
     patch = unittest.mock.patch.object
 
     def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return plain(told(function), *args, **kwargs)
+        return plain(noted(function), *args, **kwargs)
 
     def apply(kind: type, function: Callable[..., Any], *args: Any) -> Any:
-        return run(kind, told(function), *args)
+        return run(kind, noted(function), *args)
 
     with contextlib.ExitStack() as patches:
         patches.enter_context(patch(checkpoints, "_checkpoint_without_reentrant_generator", generator))

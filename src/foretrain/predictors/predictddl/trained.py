@@ -104,7 +104,8 @@ class Trained:
         """The field that no run tells anything of."""
         asked = settings(job)
         return next(
-            (name for name in _TOLD if name in asked and asked[name] not in self.settings.get(name, ())), None
+            (name for name in _DECISIVE if name in asked and asked[name] not in self.settings.get(name, ())),
+            None,
         )
 
     def judge(self, job: Job, row: Array) -> tuple[Factors, list[str]]:
@@ -222,7 +223,7 @@ def some(tensors: Mapping[str, npt.NDArray[Any]], start: str) -> dict[str, npt.N
     return {name.removeprefix(start): array for name, array in tensors.items() if name.startswith(start)}
 
 
-_TOLD = ("training.mode", "training.adapter")
+_DECISIVE = ("training.mode", "training.adapter")
 """What changes a step so much that runs without it tell nothing."""
 
 

@@ -32,7 +32,7 @@ _FEWEST = 3
 _HALVINGS = 40
 _PHYSICS = "physics"
 """The folder beside ``predictor.json`` with the physics, when it has forgotten something."""
-_TOLD = 5
+_MOST_CHECKED = 5
 """Models up to which each is told of, and checked."""
 
 
@@ -153,11 +153,11 @@ class RayModelsPredictor(Predictor):
         lines: list[str | Table] = [
             f"{workload.label}, {kind}, {where} the runs: "
             f"{' + '.join(recipe.label for recipe in choice.recipes)}"
-            for workload in list(self.workloads_.values())[:_TOLD]
+            for workload in list(self.workloads_.values())[:_MOST_CHECKED]
             for kind, model in workload.models.items()
             for where, choice in (("inside", model.inside), ("beyond", model.beyond))
         ]
-        if len(self.workloads_) > _TOLD:
+        if len(self.workloads_) > _MOST_CHECKED:
             count = f"{len(self.workloads_):,} models"
             return [*lines, f"{count}; foretrain evaluate --split interpolate:workers says how well they do"]
         rows = tuple(

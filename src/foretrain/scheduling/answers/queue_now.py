@@ -41,7 +41,7 @@ class QueueNow:
     """Mean absolute error of what is expected, on them."""
 
 
-class History:
+class PastJobs:
     """How long jobs take of the time that they ask for, and in all, by user."""
 
     def __init__(self, ended: Sequence[TraceJob]) -> None:
@@ -92,7 +92,7 @@ def queue_now(path: Path, format: str | None = None) -> QueueNow | None:
         ended = FORMATS[name](lines, MalformedLines())
     except InputError:
         ended = []
-    history = History(ended)
+    history = PastJobs(ended)
     running = [each for each in unfinished if each.ran_s is not None]
     waiting = sorted((each for each in unfinished if each.ran_s is None), key=lambda each: each.job.arrival_s)
     jobs = [_running(each, history) for each in running]
@@ -109,7 +109,7 @@ def queue_now(path: Path, format: str | None = None) -> QueueNow | None:
     )
 
 
-def _running(each: Unfinished, history: History) -> TraceJob:
+def _running(each: Unfinished, history: PastJobs) -> TraceJob:
     assert each.ran_s is not None
     left_s = max(history.expected_s(each.job, each.ran_s) - each.ran_s, _LEAST_LEFT_S)
     limit_s = each.job.limit_s

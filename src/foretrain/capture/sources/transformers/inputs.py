@@ -37,7 +37,7 @@ def make_inputs(shapes: Shapes) -> Inputs:
     """Features, targets and masks that the model is called with when it learns the task."""
     features = _features(shapes)
     targets = make_targets(shapes, features)
-    if _decodes(shapes) and ("labels" not in targets or shapes.task in _TOLD):
+    if _decodes(shapes) and ("labels" not in targets or shapes.task in _GIVEN_TO_DECODER):
         targets["decoder_input_ids"] = _decoded(shapes)
     inputs = {**features, **targets}
     if "visual_attention_mask" in features:
@@ -229,11 +229,11 @@ def _decodes(shapes: Shapes) -> bool:
     """Whether the model has a decoder that must be given tokens."""
     encoder_decoder = getattr(shapes.config, "is_encoder_decoder", False)
     return "decoder_input_ids" in shapes.signature and (
-        encoder_decoder or shapes.task == "base" or shapes.task in _TOLD
+        encoder_decoder or shapes.task == "base" or shapes.task in _GIVEN_TO_DECODER
     )
 
 
-_TOLD = ("rnnt", "tdt")
+_GIVEN_TO_DECODER = ("rnnt", "tdt")
 """Tasks whose models do not derive what their decoder is given from the labels."""
 
 
