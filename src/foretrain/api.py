@@ -223,7 +223,7 @@ def _tables(
 
 def _data_ranks(tables: Mapping[str, Any], catalog: Catalog) -> int:
     """Ranks that have a part of the batch each."""
-    degrees = {
+    degrees: dict[str, int] = {
         name: convert(degree, int, f"plan.{name}")
         for name, degree in tables["plan"].items()
         if name in ("data", "tensor", "pipeline", "context")
