@@ -3,6 +3,7 @@ fields."""
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,13 +11,16 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from commands import ok
 from foretrain import catalog as catalog_module
 from foretrain.catalog import Catalog, Device
 from foretrain.catalog.sections import Sections
+from foretrain.catalog_entries import entries
 from foretrain.cluster import Cluster
 from foretrain.errors import InputError
+from foretrain.report import tables
 
 CATALOG = Catalog()
 DEVICES = [CATALOG.device(name) for name in CATALOG.names("devices")]
@@ -418,3 +422,14 @@ def test_hosts_are_listed_with_their_source() -> None:
     assert hosts["epyc-milan"]["speed"] == 0.8
     assert all(entry["source"] and entry["cpu"] for entry in hosts.values())
     assert "Sapphire Rapids" in ok("catalog", "hosts")
+
+
+@pytest.mark.parametrize("kind", ["devices", "nodes", "models"])
+def test_a_listing_is_whole_in_a_line_of_80_characters(kind: str) -> None:
+    known = Catalog.load()
+    screen = io.StringIO()
+    Console(file=screen, width=80).print(tables.listing(kind, entries(kind, None, known), known))
+    shown = screen.getvalue()
+    assert "…" not in shown
+    assert kind != "devices" or "66.9     989     989     700" in shown  # an H100
+    assert kind != "models" or len(shown.splitlines()) < 4 * len(entries(kind, None, known))

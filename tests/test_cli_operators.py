@@ -48,6 +48,16 @@ def test_steps_are_written_as_runs(jobs: Path, tmp_path: Path) -> None:
     assert json.loads(out.read_text())["measured"]["step_time_s"] > 0
 
 
+def test_a_model_by_its_name_is_measured_on_the_device_that_is_here(jobs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    model = f"{tmp_path}/net.py:net"
+    result = CliRunner().invoke(
+        app, ["measure", "steps", model, "--device", "cpu", "--seconds", "0.01", "-o", str(out)]
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(out.read_text())["job"]["cluster"]["device"] == "cpu"
+
+
 def test_what_failed_is_tried_again_when_asked(jobs: Path, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL.replace("torch.randn(batch, 8)", "torch.randn(batch, 9)"))
     words = [

@@ -269,3 +269,12 @@ def test_the_profile_of_a_host_needs_no_gpu(tmp_path: Path) -> None:
     assert set(HostProfile.load(REFERENCE).seconds["cpu"]) <= set(profile.seconds["cpu"])
     assert os.sched_getaffinity(0) == before
     assert 1 <= len(profile.core_s) <= len(before)
+
+
+def test_the_gpu_that_is_here_is_named_as_the_catalogue_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA A100-SXM4-80GB")
+    assert steps.device_here("cuda") == {"device": "a100-sxm-80gb"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H200")
+    with pytest.raises(InputError, match=r"'NVIDIA H200' can be h200-.* or h200-.*; name it in a job file"):
+        steps.device_here("cuda")

@@ -72,4 +72,7 @@ def leaderboard(
     if not made.results:
         say("nothing could be scored")
         raise typer.Exit(1)
-    show(evaluation_tables([one for one in made.to_dict()["results"] if one["quantity"] == "step_time_s"]))
+    rows = [one for one in made.to_dict()["results"] if one["quantity"] == "step_time_s"]
+    show(evaluation_tables(rows))
+    for file in dict.fromkeys(row["runs_file"] for row in rows if row["failed"]):
+        say(f"some runs went wrong; foretrain evaluate {file} says why")

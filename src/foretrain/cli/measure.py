@@ -170,11 +170,11 @@ def steps(
     from foretrain.report.screen import progress
 
     needs_torch("measure steps")
-    from foretrain.measure.steps import measure_jobs
+    from foretrain.measure.steps import device_here, measure_jobs
 
     if not 0 < seconds < math.inf:
         raise invalid("--seconds", seconds, "a time above 0")
-    jobs, limit_s = list(_jobs(targets, "measure steps")), budget_s(budget)
+    jobs, limit_s = list(_jobs(targets, "measure steps", lambda: device_here(device))), budget_s(budget)
     with kept_in(out), _watching(resources, device, seconds) as measuring, progress("jobs") as advance:
         done = measure_jobs(
             jobs,
@@ -258,7 +258,8 @@ def _instances(targets: list[str]) -> list[Instance]:
     return [*(instance for path in lists for instance in load_instances(path)), *by_value(found)]
 
 
-def _jobs(targets: list[str], command: str) -> Iterator[Job]:
+def _jobs(targets: list[str], command: str, here: Callable[[], dict[str, Any]] = dict) -> Iterator[Job]:
+    """The jobs of all targets, a model by its name on the device that is ``here``."""
     from foretrain.cli.job_options import job_from
     from foretrain.job import read_jobs
     from foretrain.measure.kinds import expect
@@ -277,7 +278,9 @@ def _jobs(targets: list[str], command: str) -> Iterator[Job]:
                 )
             yield from single
         else:
-            yield job_from(target, {})
+            job = job_from(target, {})
+            names_none = any(taken.startswith("device ") for taken in job.assumed)
+            yield job_from(target, here()) if names_none else job
 
 
 # Campaigns

@@ -13,6 +13,7 @@ from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import CatalogOption, Options, with_options
 from foretrain.errors import ForetrainError, InputError, invalid, unknown
 from foretrain.interrupts import exit_code
+from foretrain.units import counted
 
 if TYPE_CHECKING:
     from foretrain.catalog import Catalog
@@ -71,9 +72,9 @@ def list_(
     elif entries:
         _show_table(entries)
     say(
-        f"{len(entries):,} of {total:,} runs in {kept.name}"
+        f"{len(entries):,} of {counted(total, 'run')} in {kept.name}"
         if total > len(entries)
-        else f"{total:,} runs in {kept.name}"
+        else f"{counted(total, 'run')} in {kept.name}"
     )
 
 
@@ -176,7 +177,7 @@ def export(
         lines = [dump(entry.seen_from(out.parent), indent=None) + "\n" for entry in entries]
     content = "".join(lines).encode()
     write_atomically(out, zstandard.compress(content, 19) if out.suffix == ".zst" else content)
-    say(f"{len(lines):,} runs in {out}")
+    say(f"{counted(len(lines), 'run')} in {out}")
 
 
 def _open(store: str | None) -> Runs:

@@ -22,7 +22,8 @@ from foretrain.allocator_settings import VARIABLES, AllocatorSettings, set_in_en
 from foretrain.capture.keys import installed_versions
 from foretrain.capture.parallel.stacks import LEAST_BLOCKS
 from foretrain.capture.recomputing import recompute_layers
-from foretrain.errors import ForetrainError, UnsupportedJob, first_line
+from foretrain.catalog import Catalog
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
 from foretrain.measure.models import autocast, compiled, real_model, real_optimizer
 from foretrain.measure.nvml import Gpu, gpu_count, same_gpu
@@ -104,6 +105,19 @@ def forget_jobs() -> None:
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
+
+
+def device_here(device: str) -> dict[str, Any]:
+    """The device that steps run on here as fields of a job, for one that names none."""
+    if device == "cpu":
+        return {"device": "cpu", "cores_per_device": torch.get_num_threads()}
+    check_available(device)
+    catalog, said = Catalog.load(), torch.cuda.get_device_name(0)
+    fitting = [name for name in catalog.names("devices") if name != "cpu" and same_gpu(name, said)]
+    if len(fitting) != 1:
+        several = " or ".join(fitting) or "no device of the catalogue"
+        raise InputError(f"cluster.device: missing; {said!r} can be {several}; name it in a job file")
+    return {"device": fitting[0]}
 
 
 def check_machine(job: Job, device: str, done: Collection[str] = ("compile",)) -> None:

@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> Table:
-    """A plain table; the columns named in ``right`` hold numbers."""
+    """A plain table; the columns named in ``right`` hold numbers, which are not broken but end in ``…`` where
+    a line is too short."""
     numbers = set(right)
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
         number = heading in numbers
+        whole = number or heading == headings[0]
         result.add_column(
             heading,
             justify="right" if number else "left",
-            no_wrap=number or heading == headings[0],
-            overflow="fold",
+            no_wrap=whole,
+            overflow="ellipsis" if whole else "fold",
         )
     for row in rows:
         result.add_row(*(Text(cell) for cell in row))
@@ -287,10 +289,16 @@ def listing(kind: str, entries: Mapping[str, Mapping[str, Any]], catalog: Catalo
     return _model_table(entries)
 
 
+_LEAST_WORDS = 20
+"""Characters of a column of sentences, for which long names give way."""
+
+
 def _model_table(models: Mapping[str, Mapping[str, Any]]) -> Table:
     """A block for each kind of models."""
     headings = ("model", "parameters", "input", "about")
     result = table(headings, (), right=headings[1:3])
+    first, last = result.columns[0], result.columns[-1]
+    first.no_wrap, first.overflow, last.min_width = False, "fold", _LEAST_WORDS
     for kind, members in itertools.groupby(models.items(), key=lambda item: item[1]["kind"]):
         result.add_section()
         result.add_row(Text(kind.replace("_", " "), style="bold"))
@@ -310,22 +318,30 @@ def _parameters(count: float) -> str:
 
 
 def _device_table(devices: Iterable[Device]) -> Table:
-    headings = ("device", "memory", "bandwidth", "fp32", "bf16", "fp16", "TDP")
+    """Units are in the headings, so that every figure is whole where a line has 80 characters."""
+    headings = ("device", "GiB", "GB/s", "TFLOP/s: fp32", "bf16", "fp16", "watt")
     rows = [
         [
             device.name,
-            format_bytes(device.memory_bytes),
-            format_count(device.memory_bytes_per_s, "B/s"),
-            *(_flops(getattr(device, dtype)) for dtype in ("fp32", "bf16", "fp16")),
-            f"{device.tdp_w:g} W" if device.tdp_w else "",
+            _in_units(device.memory_bytes, 2**30),
+            _in_units(device.memory_bytes_per_s, 1e9),
+            *(_in_units(getattr(device, dtype), 1e12) for dtype in ("fp32", "bf16", "fp16")),
+            _in_units(device.tdp_w, 1.0),
         ]
         for device in devices
     ]
     return table(headings, rows, right=headings[1:])
 
 
-def _flops(rate: float | None) -> str:
-    return format_count(rate, "FLOP/s") if rate else ""
+def _in_units(value: float | None, unit: float) -> str:
+    """
+    >>> _in_units(3.35e12, 1e9), _in_units(7.97e9, 2**30), _in_units(None, 1.0)
+    ('3,350', '7.42', '')
+    """
+    if not value:
+        return ""
+    figure = value / unit
+    return f"{figure:,.0f}" if figure >= 1000 else f"{figure:.3g}"
 
 
 def _node_table(nodes: Iterable[Node], catalog: Catalog) -> Table:

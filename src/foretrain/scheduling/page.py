@@ -15,9 +15,9 @@ from foretrain.pages import drawn, graph_objects, whole_page
 from foretrain.scheduling.metrics import Metrics, metrics, utilization_over_time
 from foretrain.scheduling.page_parts import (
     against,
-    buttons,
     colourings,
     errors_table,
+    menu,
     name_of,
     queue_over_time,
     settings_table,
@@ -165,7 +165,7 @@ def _job_by_job(results: Sequence[Result]) -> str:
     for trace in figure.data[:each]:
         trace.visible = True
     figure.update_layout(
-        updatemenus=[buttons([f"against {one.policy}" for one in results], [each] * len(results))]
+        **menu([f"against {one.policy}" for one in results], [each] * len(results)),
     )
     words = [against(result, results[0])[1] for result in results[1:]]
     lines = "<br>".join(html.escape(line) for line in words)
@@ -216,7 +216,7 @@ def _gantt(result: Result) -> Any:
             _add_bars(figure, result, each, order[each], named[each], visible=not counts)
         counts.append(len(shown))
     if len(ways) > 1:
-        figure.update_layout(updatemenus=[buttons(list(ways), counts)])
+        figure.update_layout(**menu(list(ways), counts))
     rows = sorted({place for _, place in bars}, reverse=True)
     figure.update_layout(
         barmode="overlay",

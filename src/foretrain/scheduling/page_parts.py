@@ -203,12 +203,16 @@ def name_of(names: Sequence[str], segment: Segment) -> str:
     return names[segment.job]
 
 
-def buttons(labels: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
-    """A menu that shows one set of a figure's traces at a time; the first is shown at first."""
+def menu(labels: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
+    """The layout of buttons that show one set of a figure's traces at a time, the first at first, below the
+    icons of plotly."""
     total, made, before = sum(counts), [], 0
     for label, count in zip(labels, counts, strict=True):
         visible = [before <= place < before + count for place in range(total)]
         made.append({"label": label, "method": "update", "args": [{"visible": visible}]})
         before += count
     where = {"x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"}
-    return {"buttons": made, "direction": "right", "type": "buttons", **where}
+    return {
+        "updatemenus": [{"buttons": made, "direction": "right", "type": "buttons", **where}],
+        "margin_t": 76,
+    }

@@ -145,7 +145,7 @@ def _words(side: int, marks: Mapping[str, float]) -> str:
     """What the axes are, and their marks."""
     middle = (side + _EDGE - _RIM) // 2
     below = f'x="{middle}" y="{side - _EDGE + 36}"'
-    beside = f'x="14" y="{side - middle}" transform="rotate(-90 14 {side - middle})"'
+    beside = f'x="10" y="{side - middle}" transform="rotate(-90 10 {side - middle})"'
     labels = "".join(
         f'<text x="{at:.0f}" y="{side - _EDGE + 16}" text-anchor="middle">{mark}</text>'
         f'<text x="{_EDGE - 6}" y="{side - at + 4:.0f}" text-anchor="end">{mark}</text>'
