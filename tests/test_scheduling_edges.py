@@ -287,6 +287,19 @@ def test_an_elastic_job_that_runs_on_no_number_there_is_is_refused(tmp_path: Pat
     assert scenario.run(kept).finish_s.tolist() == [10.0]
 
 
+def test_a_job_whose_length_nobody_tells_is_refused_and_the_others_run(tmp_path: Path) -> None:
+    jobs = [TraceJob(name="steps", arrival_s=0, gpus=1, steps=10, kind="net"), job("timed", 0, 5, kind="net")]
+    trace = Trace(name="t", format="own", jobs=jobs)
+    kept = runnable(trace, Scenario(policy="fifo", machines=FOUR))
+    assert [each.name for each in kept.jobs] == ["timed"]
+    assert kept.refused.counts == {"has steps and no duration; give a table of throughputs": 1}
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"v100": {"('net', 1)": {"null": 1.0}}}))
+    kept = runnable(trace, Scenario(policy="fifo", machines=FOUR, speeds=SpeedSource(throughputs=path)))
+    assert [each.name for each in kept.jobs] == ["steps"]
+    assert kept.refused.counts == {"has no number of steps, which a table of throughputs needs": 1}
+
+
 def test_a_gang_does_not_span_its_partition_and_the_nodes_of_all() -> None:
     machines = read_machines("2x4xv100,debug:2x4xv100")
     jobs = [job("wide", 0, 5, 12, partition="debug"), job("narrow", 0, 5, 8, partition="debug")]

@@ -12,7 +12,7 @@ from foretrain.scheduling import policies
 from foretrain.scheduling.jobs import Refused, Trace, TraceJob
 from foretrain.scheduling.machines import Machine, packed
 from foretrain.scheduling.rules import Rules
-from foretrain.scheduling.speeds import Speeds
+from foretrain.scheduling.speeds import Speeds, UnknownLength
 from foretrain.units import counted, format_seconds
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def runnable(trace: Trace, *scenarios: Scenario, needed: str | None = None) -> T
     counts, first = dict(trace.refused.counts), dict(trace.refused.first)
     for job in trace.jobs:
         sizes = (job.gpus, job.fewest, job.most)
-        key = (job.device, job.kind, sizes, job.partition, job.group, job.memory_bytes)
+        lengths = (job.duration_s is None, job.steps is None)
+        key = (job.device, job.kind, sizes, lengths, job.partition, job.group, job.memory_bytes)
         if key not in reasons:
             reasons[key] = next(filter(None, (_why_refused(job, each, speeds) for each in distinct)), None)
         reason = reasons[key]
@@ -77,18 +78,24 @@ def _why_not(
     def runs(pool: tuple[str, str], gpus: int) -> bool:
         return speeds.rate(job, pool[0], packed(gpus, max(pools[pool]))) > 0
 
-    if mixed and sum(sum(nodes) for pool, nodes in pools.items() if runs(pool, job.gpus)) >= job.gpus:
-        return None
-    sizes = {pool: sum(nodes) for pool, nodes in pools.items()}
-    fewest, most = (job.fewest, job.most) if resizes else (job.gpus, job.gpus)
-    large = [pool for pool, size in sizes.items() if size >= fewest]
-    if not large:
-        return f"needs more than the {counted(max(sizes.values()), 'GPU')} of one kind that the cluster has"
-    for pool in large:
-        possible = range(fewest, min(most, sizes[pool]) + 1)
-        if runs(pool, job.gpus) and any(runs(pool, gpus) for gpus in possible):
-            return None
-    return speeds.why_not(job, dict.fromkeys(device for device, _ in large))
+    if not (mixed and sum(sum(nodes) for pool, nodes in pools.items() if runs(pool, job.gpus)) >= job.gpus):
+        sizes = {pool: sum(nodes) for pool, nodes in pools.items()}
+        fewest, most = (job.fewest, job.most) if resizes else (job.gpus, job.gpus)
+        large = [pool for pool, size in sizes.items() if size >= fewest]
+        if not large:
+            most = max(sizes.values())
+            return f"needs more than the {counted(most, 'GPU')} of one kind that the cluster has"
+        if not any(
+            runs(pool, job.gpus)
+            and any(runs(pool, gpus) for gpus in range(fewest, min(most, sizes[pool]) + 1))
+            for pool in large
+        ):
+            return speeds.why_not(job, dict.fromkeys(device for device, _ in large))
+    try:
+        speeds.work(job)
+    except UnknownLength as error:
+        return error.why
+    return None
 
 
 def _why_never_allowed(job: TraceJob, rules: Rules, *, lends: bool) -> str | None:

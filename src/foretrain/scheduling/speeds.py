@@ -30,6 +30,14 @@ _PARALLEL = 0.95
 size."""
 
 
+class UnknownLength(InputError):
+    """How much work a job is cannot be told; ``why`` says the same of any job."""
+
+    def __init__(self, job: TraceJob, why: str) -> None:
+        super().__init__(f"trace: job {job.name!r} {why}")
+        self.why = why
+
+
 class Speeds(ABC):
     """What a job does in a second, in the units of its ``work``."""
 
@@ -68,9 +76,7 @@ class TraceSpeeds(Speeds):
 
     def work(self, job: TraceJob) -> float:
         if job.duration_s is None:
-            raise InputError(
-                f"trace: job {job.name!r} has steps and no duration; give a table of throughputs"
-            )
+            raise UnknownLength(job, "has steps and no duration; give a table of throughputs")
         return job.duration_s
 
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
@@ -112,9 +118,7 @@ class ThroughputTable(Speeds):
 
     def work(self, job: TraceJob) -> float:
         if job.steps is None:
-            raise InputError(
-                f"trace: job {job.name!r} has no number of steps, which a table of throughputs needs"
-            )
+            raise UnknownLength(job, "has no number of steps, which a table of throughputs needs")
         return job.steps
 
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
@@ -179,7 +183,13 @@ class PredictedSpeeds(Speeds):
         device = job.device or template.cluster.device.name
         section = self._sections.get(device, {})
         per_node = int(section.get("devices_per_node", template.cluster.devices_per_node))
-        return self._otherwise.work(job) / self.step_s(job.kind, device, packed(job.gpus, per_node))
+        try:
+            step_s = self.step_s(job.kind, device, packed(job.gpus, per_node))
+        except InputError as error:
+            raise UnknownLength(
+                job, f"has a duration and no steps, and these are not known: {error}"
+            ) from error
+        return self._otherwise.work(job) / step_s
 
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
         if job.kind not in self._templates:

@@ -9,6 +9,7 @@ step lengths and tolerances are those of ECOS, and so is the order of every sum,
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +36,8 @@ _TOLERANCE, _INACCURATE = 1e-8, 5e-5
 _FEASIBLY_INACCURATE = 1e-4
 _LEAST_STEP, _MOST_STEP = 1e-6, 0.999
 _LEAST_SIGMA = 1e-4
+_ASTRAY = 500.0
+"""By how much the primal residual may grow in a step."""
 _REGULAR = 7e-8
 """Added to the diagonal of the system."""
 _REFINEMENTS, _ACCURACY = 9, 1e-14
@@ -160,21 +163,25 @@ def solve(cost: Column, limits: Matrix, bounds: Column, *, linear: int, threes: 
     cones = Cones(linear, threes)
     limits, columns, rows = _equilibrated(limits, cones)
     cost, bounds = cost / columns, bounds / rows
-    best: Column | None = None
+    state = _start(cost, limits, bounds, cones)
+    best = now = state.seen()
     with np.errstate(invalid="raise", divide="raise", over="raise"):
-        state = _start(cost, limits, bounds, cones)
         for _ in range(_MOST_STEPS):
             verdict = state.verdict()
             if verdict is not None:
                 return state.x / (columns * state.tau) if verdict else None
-            if state.nearly():
-                best = state.x / (columns * state.tau)
             try:
-                if not state.step():
-                    break
+                goes_on = state.step()
             except (FloatingPointError, ZeroDivisionError, OverflowError):
                 break
-    return best
+            last, now = now, state.seen()
+            if now.primal > _ASTRAY * last.primal or now.gap < 0:
+                break
+            if now.better_than(best):
+                best = now
+            if not goes_on and state.verdict() is None:
+                break
+    return best.x / (columns * best.tau) if best.nearly else None
 
 
 def _equilibrated(limits: Matrix, cones: Cones) -> tuple[Matrix, Column, Column]:
@@ -199,6 +206,24 @@ def _start(cost: Column, limits: Matrix, bounds: Column, cones: Cones) -> _State
     x, away = system.solve(np.zeros(len(cost)), bounds)
     _, price = system.solve(-cost, np.zeros(cones.rows))
     return _State(cost, limits, bounds, cones, system, x, cones.into(-away), cones.into(price))
+
+
+class _Seen(NamedTuple):
+    """A point that was passed, for the case that nothing better comes."""
+
+    x: Column
+    tau: float
+    gap: float
+    primal: float
+    dual: float
+    kappa_over_tau: float
+    mu: float
+    nearly: bool
+    """Whether it will do where no optimum is reached."""
+
+    def better_than(self, other: _Seen) -> bool:
+        """In everything that should go to nothing."""
+        return all(0 < mine < theirs for mine, theirs in zip(self[2:7], other[2:7], strict=True))
 
 
 class _State:
@@ -239,8 +264,10 @@ class _State:
             return False if self._pull / self._of_price < _TOLERANCE else None
         return None
 
-    def nearly(self) -> bool:
-        return self._done(_FEASIBLY_INACCURATE, _INACCURATE)
+    def seen(self) -> _Seen:
+        nearly = self._done(_FEASIBLY_INACCURATE, _INACCURATE)
+        kappa_over_tau = self.kappa / self.tau
+        return _Seen(self.x, self.tau, self._gap, self._primal, self._dual, kappa_over_tau, self._mu, nearly)
 
     def _done(self, feasible: float, close: float) -> bool:
         signs = -self._cx > 0 or -self._hz >= -close
@@ -277,7 +304,7 @@ class _State:
         self.s = self.s + reach * scaling.times(scaled_s)
         self.kappa, self.tau = self.kappa + reach * kappa, self.tau + reach * tau
         self._look()
-        return reach > _LEAST_STEP and bool(np.isfinite(self.x).all()) and self.tau > 0
+        return reach > _LEAST_STEP * GAMMA and bool(np.isfinite(self.x).all()) and self.tau > 0
 
     def _reach(self, lam: Column, s: Column, z: Column, tau: float, kappa: float) -> float:
         """How far a step may go, in the scaled variables, until it leaves the cones."""

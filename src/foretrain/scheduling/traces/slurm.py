@@ -15,6 +15,8 @@ _STEP = re.compile(r"\.(batch|extern|interactive|\d+)$")
 _TASKS = r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?"
 """Of an array: one, those from one to another, or every so many of these."""
 _ARRAY = re.compile(rf"(?P<job>\d+)_\[(?P<tasks>{_TASKS}(?:,{_TASKS})*)(?:%\d+)?\]")
+_MOST_TASKS = 4_000_001
+"""The largest MaxArraySize of Slurm."""
 _AGAIN = ("REQUEUED", "PREEMPTED", "NODE_FAIL")
 _NOT_YET = ("PENDING", "RUNNING", "SUSPENDED", "RESIZING", "CONFIGURING", "COMPLETING")
 _NONE = ("", "Unknown", "None", "N/A")
@@ -68,12 +70,13 @@ def array_tasks(name: str) -> list[str] | None:
     match = _ARRAY.fullmatch(name)
     if match is None:
         return None
-    tasks: list[str] = []
-    for first, end, step in re.findall(_TASKS, match["tasks"]):
-        tasks += [
-            f"{match['job']}_{task}" for task in range(int(first), int(end or first) + 1, int(step or 1))
-        ]
-    return tasks
+    ranges = [
+        range(int(first), int(end or first) + 1, int(step or 1))
+        for first, end, step in re.findall(_TASKS, match["tasks"])
+    ]
+    if any(each.stop > _MOST_TASKS for each in ranges):
+        raise NoJob("an array of more tasks than Slurm has")
+    return [f"{match['job']}_{task}" for each in ranges for task in each]
 
 
 def _rows(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, str] | None]]:
