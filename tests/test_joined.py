@@ -353,6 +353,14 @@ def test_the_report_sets_the_joined_beside_the_best_one(learned: JoinedPredictor
     assert {row[3] for row in table.rows if row[4] is not None} == {"ernest"}
 
 
+def test_a_fit_tells_how_far_it_has_come_until_resources_are_learned() -> None:
+    heard: list[tuple[int, int]] = []
+    learning = JoinedPredictor(joining=dataclasses.replace(QUICK, predictors=("ernest", "driple")))
+    learning.progress = lambda done, total: heard.append((done, total))
+    learning.fit(RUNS)
+    assert [done for done, _ in heard] == list(range(1, heard[-1][1] + 1))
+
+
 def test_runs_without_step_times_are_left_out() -> None:
     bare = Run(job=RUNS[0].job, measured={"epoch_time_s": 1.0})
     assert len(JoinedPredictor(joining=QUICK).fit([*RUNS, bare]).left_out_) == 1
