@@ -540,6 +540,7 @@ def test_a_calibration_finds_what_runs_differ_by() -> None:
     truth = Tuning(products=1.3, traffic=1.2, host=1.5, activations=1.2, memory_bytes=2.0**29)
     found = calibrate_parts(cases(truth))
     assert found.benefit is not None
+    assert found.benefit.error_before is not None
     assert found.benefit.error_after is not None
     assert found.benefit.error_before > 0.1
     assert found.benefit.error_after < found.benefit.error_before / 2
