@@ -37,6 +37,11 @@ SOURCES = {
     "timm_rtx3090": ("data", "runs/timm_rtx3090.jsonl", 0),
     "vtrain_a100": ("data", "runs/vtrain_a100_single_node.jsonl", 0),
     "nanotron_h100": ("data", "runs/nanotron_h100.jsonl", 0),
+    "links_idle": ("own", "links_idle.jsonl.zst", 0),
+    "ray_nodes_slow": ("own", "ray_nodes_slow.jsonl.zst", 0),
+    "h200_steps": ("own", "h200_steps.jsonl", 0),
+    "dgxc_h100": ("data", "runs/dgxc_h100.jsonl", 0),
+    "mpt_a100": ("data", "runs/llm_foundry_mpt_a100.jsonl", 0),
 }
 """Where the runs are, and of how many models, spread over the file, all are taken (0: of all)."""
 

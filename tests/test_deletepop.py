@@ -181,9 +181,9 @@ def test_a_second_calibration_goes_on_from_the_first(folder: Path) -> None:
     assert ratios(twice, [job(folder, "mlp", 3000)]) == pytest.approx(
         ratios(once, [job(folder, "mlp", 3000)]), rel=0.03
     )
-    error_before = twice.benefits_["a100-sxm-80gb"].error_before
-    assert error_before is not None
-    assert error_before < 0.1
+    before = twice.benefits_["a100-sxm-80gb"].error_before
+    assert before is not None
+    assert before < 0.1
 
 
 def test_a_calibration_to_noisy_runs_is_no_surer_than_they_bear_out(folder: Path) -> None:

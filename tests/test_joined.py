@@ -162,6 +162,16 @@ def test_the_best_one_speaks_where_the_others_add_nothing() -> None:
     assert errors_of(misses).max() < 0.011
 
 
+def test_who_is_steady_is_preferred_to_who_does_as_well_but_for_one_part() -> None:
+    tried = left_out([[0.1, 0.3 if i % 4 == 0 else 0.0] for i in range(24)])
+    steady, other = errors_of(tried.misses).mean(axis=0)
+    assert other < steady
+    everything = np.ones(24, dtype=bool)
+    best = tried.mix("best", everything, np.zeros(24), tried.members)
+    assert best is not None
+    assert best.weights == {"a": 1.0}
+
+
 def test_two_that_err_in_opposite_ways_are_averaged() -> None:
     generator = np.random.default_rng(0)
     noise = generator.normal(0, 0.01, 24)
@@ -351,6 +361,14 @@ def test_the_report_sets_the_joined_beside_the_best_one(learned: JoinedPredictor
     assert not isinstance(table, str)
     assert {row[0] for row in table.rows} >= {"inside", "beyond"}
     assert {row[3] for row in table.rows if row[4] is not None} == {"ernest"}
+
+
+def test_a_fit_tells_how_far_it_has_come_until_resources_are_learned() -> None:
+    heard: list[tuple[int, int]] = []
+    learning = JoinedPredictor(joining=dataclasses.replace(QUICK, predictors=("ernest", "driple")))
+    learning.progress = lambda done, total: heard.append((done, total))
+    learning.fit(RUNS)
+    assert [done for done, _ in heard] == list(range(1, heard[-1][1] + 1))
 
 
 def test_runs_without_step_times_are_left_out() -> None:

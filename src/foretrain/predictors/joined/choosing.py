@@ -37,6 +37,9 @@ _NEAR = 0.06
 """The distance, of ``evidence``, at which a left-out run counts e times less than a run of the same job."""
 _PRIOR_ERROR, _PRIOR_SHIFT = 3.0, 3.0
 """Left-out runs that a predictor's error in the kind, and no correction, count as."""
+_UNSURE, _UNKNOWN = 0.5, 0.5
+"""Of its standard error over parts, how much counts on top of a predictor's mean error, so that one is not
+taken for the best for luck in a few; and that error over the mean where one part alone tells."""
 _BETTER = 0.03
 """By how much of its error the best one must be beaten before several speak."""
 
@@ -99,11 +102,9 @@ class LeftOut:
         told = np.isfinite(misses)
         errors = errors_of(misses)
         nearness = np.exp(-distances[kind] / _NEAR)[:, None] * told
-        counts = told.sum(axis=0)
-        overall = np.where(
-            counts, np.nansum(np.where(told, errors, 0.0), axis=0) / np.maximum(counts, 1), np.inf
-        )
-        overall = np.where(counts >= max(1, _least_told(kind)), overall, np.inf)
+        parts = np.array(self.parts)[kind]
+        overall = np.array([_expected(*column, parts) for column in zip(errors.T, told.T, strict=True)])
+        overall = np.where(told.sum(axis=0) >= max(1, _least_told(kind)), overall, np.inf)
         if not np.isfinite(overall).any():
             return None
         shifts = np.zeros(len(columns))
@@ -184,6 +185,19 @@ class LeftOut:
 def _least_told(kind: Mask) -> int:
     """Left-out runs that a predictor must have forecast to be chosen: a third of the kind."""
     return int(kind.sum()) // 3
+
+
+def _expected(errors: Array, told: Mask, parts: npt.NDArray[np.int64]) -> float:
+    """The mean error of a predictor, and more the less the parts agree; those of a part err together."""
+    errors, parts = errors[told], parts[told]
+    if not len(errors):
+        return math.inf
+    mean = float(errors.mean())
+    sums = np.array([(errors[parts == part] - mean).sum() for part in np.unique(parts)])
+    count = len(sums)
+    if count < 2:
+        return mean * (1 + _UNSURE * _UNKNOWN)
+    return mean + _UNSURE * math.sqrt(count / (count - 1) * float((sums**2).sum())) / len(errors)
 
 
 def errors_of(misses: Array) -> Array:

@@ -106,7 +106,8 @@ class JoinedPredictor(Predictor):
         names = steps if len(timed) >= _FEWEST else steps[:1]
         some = timed[:: -(-len(timed) // self.joining.most)]
         tried = relations.parts(some, self.joining.folds) if len(timed) >= _FEWEST else []
-        total, done = (len(tried) + 1) * len(names), 0
+        of_resources = RESOURCES in self.joining.predictors
+        total, done = (len(tried) + 1) * len(names) + of_resources, 0
 
         def step() -> None:
             nonlocal done
@@ -128,8 +129,9 @@ class JoinedPredictor(Predictor):
         self.ways_, self.missed_ = chosen_ways(self.tried_)
         self.records_ = self._records(some, held)
         self.figures_, self._told_of_figures = None, ()
-        if RESOURCES in self.joining.predictors:
+        if of_resources:
             self.figures_, self._told_of_figures = learn_figures(given, self._families, self._devices)
+            step()
         return self
 
     def _records(self, runs: Sequence[Run], held: Array) -> Records | None:
