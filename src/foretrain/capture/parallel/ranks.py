@@ -18,6 +18,7 @@ from foretrain.capture.parallel.permutation import LIBRARY_CODE
 from foretrain.capture.parallel.stacks import CallOrder, find_stack, truncate
 from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.capture.parallel.tensor_plan import is_of_library
+from foretrain.capture.programs.pretence import beside_a_gpu
 from foretrain.capture.recomputing import OWN_SWITCH, recompute_layers
 from foretrain.capture.sources.adapters import own_precision
 from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel, parameter_counts
@@ -53,7 +54,15 @@ def trace_rank(
     trace = functools.partial(
         _trace, job, batch or job.micro_batch, accumulate, info, own_gradients, recomputes=recomputes
     )
-    if job.workload.model.source != "python" or job.plan.tensor == 1:
+    if job.workload.model.source != "python":
+        return _by_layers(trace, by_layers)
+    with beside_a_gpu():
+        return _trace_users(job, trace, by_layers)
+
+
+def _trace_users(job: Job, trace: Callable[..., OpGraph], by_layers: bool) -> OpGraph:
+    """A model that a user has written: cut for layers of whole sizes where it is written so."""
+    if job.plan.tensor == 1:
         return _by_layers(trace, by_layers)
     try:
         return _by_layers(functools.partial(trace, keeps_sizes=True), by_layers)
