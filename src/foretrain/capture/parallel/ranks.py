@@ -27,7 +27,7 @@ from foretrain.capture.sources.quantised import packed_away
 from foretrain.capture.sources.transformers.configuration import check_positions
 from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.guesses import same_draws
-from foretrain.capture.tracing.recorder import DTYPES
+from foretrain.capture.tracing.recorder import DEPENDS_ON_DATA, DTYPES
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.capture.tracing.values import with_values_if_needed
 from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
@@ -80,7 +80,8 @@ def _by_layers(trace: Callable[..., OpGraph], by_layers: bool) -> OpGraph:
 
 
 class _NotByLayers(Exception):
-    """The model does not run its blocks one after the other, so that it cannot be traced by a few of them."""
+    """The model does not run its blocks one after the other, so that it cannot be traced by a few of them, or
+    its way depends on data."""
 
 
 def _trace(
@@ -147,7 +148,7 @@ def _trace(
             constants=_values(loaded, with_values),
         )
     except CaptureError as error:
-        if stack is not None and by_layers:
+        if by_layers and (stack is not None or DEPENDS_ON_DATA in str(error)):
             raise _NotByLayers from error
         raise tensor.explain(error) from error
     if order is not None and not order.is_plain():
