@@ -128,6 +128,23 @@ def test_the_line_is_the_one_that_asks() -> None:
         ask(question, ROWS)
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.distributions.Beta(x.exp(), x.exp()).rsample(),
+        lambda x: torch.distributions.Poisson(x.exp()).log_prob(torch.poisson(x.exp()).detach()),
+        lambda x: torch.distributions.RelaxedOneHotCategorical(torch.tensor(0.5), logits=x).rsample(),
+        lambda x: nn.functional.gaussian_nll_loss(x, x.detach(), x.exp()),
+    ],
+)
+def test_what_torch_checks_of_its_arguments_is_right(draw: Callable[[Tensor], Tensor]) -> None:
+    class Draws(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return draw(super().forward(x)).sum()
+
+    assert capture(Draws(8, 8), ROWS).ops
+
+
 def test_a_loop_that_waits_for_another_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "_MOST_ANSWERS", 100)
 

@@ -428,6 +428,52 @@ def test_a_packed_sequence_takes_as_many_steps_in_turn_as_its_longest(name: str)
     assert cells(only(trace(Packed(4, 1), STEPS), name)) < packed
 
 
+# Operators without a kernel on meta
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.distributions.Gamma(x, x).rsample(),
+        lambda x: torch.distributions.Dirichlet(x).rsample(),
+        lambda x: x * torch.binomial(torch.full_like(x, 5.0), x.detach()),
+        lambda x: F.multi_margin_loss(x, torch.zeros(4, dtype=torch.long)),
+        lambda x: F.multilabel_margin_loss(x, torch.zeros(4, 6, dtype=torch.long)),
+        lambda x: F.fractional_max_pool3d(x.view(1, 4, 6, 1, 1).expand(1, 4, 6, 6, 6), 2, output_size=3),
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+        lambda x: torch.fake_quantize_per_tensor_affine(
+            x, torch.tensor([0.1]), torch.tensor([0], dtype=torch.int32), -128, 127
+        ),
+        lambda x: torch.fake_quantize_per_channel_affine(
+            x, torch.ones(6), torch.zeros(6, dtype=torch.int32), 1, -128, 127
+        ),
+        lambda x: torch._fake_quantize_learnable_per_tensor_affine(
+            x, torch.ones(1), torch.zeros(1), -128, 127
+        ),
+        lambda x: torch.linalg.lstsq(x.T, x.T).solution,
+        lambda x: (
+            torch.linalg.lstsq(x.T.expand(3, 6, 4), x.T.expand(3, 6, 4), driver="gels").residuals.sum() + x
+        ),
+    ],
+)
+def test_outputs_have_the_shapes_that_torch_gives_them(call: Callable[[Tensor], Tensor]) -> None:
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x = nn.Parameter(torch.rand(4, 6))
+
+        def forward(self, scale: Tensor) -> Tensor:
+            result: Tensor = call(self.x * scale)
+            sizes.append((tuple(result.shape), result.dtype))
+            return result
+
+    sizes: list[tuple[tuple[int, ...], torch.dtype]] = []
+    Calls()(torch.ones(())).sum().backward()
+    graph = capture(Calls(), torch.ones(()), torch.sum)
+    assert sizes[0] == sizes[1]
+    assert any(op.phase == "backward" for op in graph.ops)
+
+
 # Off again
 
 

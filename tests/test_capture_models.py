@@ -58,6 +58,24 @@ class Moves(nn.Module):
 
 def moves(batch): return Moves(), (torch.zeros(batch, 8),)
 
+class Asks(nn.Linear):
+    def forward(self, x):
+        assert x.is_cuda and self.weight.device == x.device == torch.device("cuda", x.get_device())
+        torch.cuda.nvtx.range_push("forward")
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            y = super().forward(x)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        return y
+def asks(batch):
+    assert torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    torch.set_default_device("cuda")
+    return Asks(8, 3), (torch.zeros(batch, 8),)
+def in_doubles(batch):
+    torch.set_default_dtype(torch.float64)
+    return nn.Linear(8, 3), (torch.zeros(batch, 8),)
+
 def drop_path(batch):
     rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
     return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Dropout(rate)) for rate in rates)), (torch.zeros(batch, 8),)
@@ -82,6 +100,10 @@ def by_any_name(**kwargs): return wide(**kwargs)
 def not_used(_): return nn.Linear(8, 3), (torch.zeros(4, 8),)
 def not_used_either(_unused): return nn.Linear(8, 3), (torch.zeros(4, 8),)
 def deaf(batch): return nn.Linear(8, 3), (torch.zeros(8, 8),)
+def among_others(batch): return nn.Linear(8, 1), torch.zeros(batch, 8), lambda y: {"loss": y.mean(), "rows": y.detach()}
+def of_two(batch): return nn.Linear(8, 3), torch.zeros(batch, 8), nn.CrossEntropyLoss()
+def next_words(batch):
+    return nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 10)), torch.zeros(batch, 6, dtype=torch.long)
 def time_first(batch): return nn.Linear(8, 3), (torch.zeros(5, batch, 8),), lambda output: output.sum()
 def tokens(batch): return words(batch), torch.zeros(batch, 6, dtype=torch.long)
 def wrapped(batch): return torch.compile(nn.Linear(8, 3)), (torch.zeros(batch, 8),)
@@ -119,6 +141,7 @@ def symbolic(batch): return torch.fx.symbolic_trace(nn.Linear(8, 3)), (torch.zer
 def replicated(batch):
     torch.distributed.init_process_group("nccl")
     return torch.nn.parallel.DistributedDataParallel(nn.Linear(8, 3).cuda()), (torch.zeros(batch, 8),)
+def threaded(batch): return nn.DataParallel(nn.Linear(8, 3)), (torch.zeros(batch, 8),)
 def sharded(batch):
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
     return FSDP(fully_shard(nn.Linear(8, 3))), (torch.zeros(batch, 8),)
@@ -244,6 +267,24 @@ def test_the_functions_own_loss_is_used(base: Path) -> None:
     assert "_log_softmax" not in launched(graph)
 
 
+def test_a_loss_may_give_its_number_among_others(base: Path) -> None:
+    assert "mean" in launched(python(base, "user.py:among_others"))
+
+
+def test_a_loss_of_output_and_targets_is_told_how_to_hold_them(base: Path) -> None:
+    with pytest.raises(
+        CaptureError, match=r"^model user\.py:of_two: its loss is called with the module's out"
+    ):
+        python(base, "user.py:of_two")
+
+
+def test_each_token_is_classified(base: Path) -> None:
+    (softmax,) = [
+        op.operator for op in python(base, "user.py:next_words").ops if op.operator.name == "_log_softmax"
+    ]
+    assert softmax.outputs[0].shape == (4 * 6, 10)
+
+
 def test_inputs_may_be_named(base: Path) -> None:
     (scale,) = [
         op.operator
@@ -278,6 +319,16 @@ def test_a_model_that_asks_for_a_gpu_gets_meta(base: Path, function: str) -> Non
 
 def test_a_model_that_uses_a_gpu_if_there_is_one_gets_meta(base: Path) -> None:
     assert python(base, "user.py:if_available").parameters == 147
+
+
+def test_a_model_that_asks_about_the_gpu_hears_of_one(base: Path) -> None:
+    assert launched(python(base, "user.py:asks")) == launched(python(base, "user.py:not_wrapped"))
+
+
+def test_what_a_function_sets_for_the_process_holds_for_its_model_alone(base: Path) -> None:
+    graph = python(base, "user.py:in_doubles")
+    assert {spec.dtype for op in graph.ops for spec in op.operator.inputs} == {"float64", "int64"}
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_a_constructor_may_compute_with_real_numbers(base: Path) -> None:
@@ -455,7 +506,7 @@ def test_a_module_that_its_own_code_compiles_is_forecast_as_compiled(base: Path)
     assert notes("not_wrapped") == []
 
 
-@pytest.mark.parametrize("function", ["replicated", "sharded"])
+@pytest.mark.parametrize("function", ["replicated", "sharded", "threaded"])
 def test_what_spreads_a_module_over_devices_is_left_to_the_plan(base: Path, function: str) -> None:
     graph = python(base, f"user.py:{function}")
     assert launched(graph) == launched(python(base, "user.py:not_wrapped"))

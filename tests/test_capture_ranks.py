@@ -248,6 +248,39 @@ def test_blocks_that_do_not_run_in_order_are_all_traced(tmp_path: Path) -> None:
     assert sum(op.operator.name == "addmm" for op in graph.ops) == 6
 
 
+ASKING = """
+import torch
+
+class Asking(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        while y.norm() > 1:
+            y = super().forward(y) / 4
+        return y
+
+def asking(batch):
+    return Asking(4, 4), torch.zeros(batch, 4)
+
+def scripted(batch):
+    return torch.jit.script(torch.nn.Linear(4, 4)), torch.zeros(batch, 4)
+"""
+
+
+@pytest.mark.parametrize("function", ["asking", "scripted"])
+def test_several_devices_trace_what_one_does(tmp_path: Path, function: str) -> None:
+    """A way that depends on data, a module that torch has compiled, and activations on the host without
+    layers to have there."""
+    (tmp_path / "net.py").write_text(ASKING)
+    tables = {
+        "model": {"source": "python", "name": f"net.py:{function}"},
+        "training": {"global_batch": 4, "framework": "megatron"},
+        "cluster": {"device": "t4", "devices_per_node": 2},
+        "plan": {"offload_activations": True},
+    }
+    forecast = DeletePopPredictor().predict(Job.read(tables, base=tmp_path))
+    assert forecast["peak_memory_bytes"].median > 0
+
+
 def test_weights_and_stack_survive_the_file_and_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -493,6 +493,14 @@ def test_batch_norm_follows_the_training_mode(tmp_path: Path) -> None:
     torch.testing.assert_close(module.get_buffer("1_running_mean"), layers[1].running_mean)
 
 
+def test_statistics_may_be_those_of_a_bias(tmp_path: Path) -> None:
+    nodes = [node("Identity", "bias", "mean"), node("BatchNormalization", "x scale bias mean var")]
+    weights = {"scale": torch.ones(3), "bias": torch.zeros(3), "var": torch.ones(3)}
+    module, inputs = load_onnx(save(tmp_path / "m.onnx", nodes, {"x": (2, 3, 4, 4)}, ["y"], weights))
+    module.train()(*inputs).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
 def test_dropout_follows_the_training_mode(tmp_path: Path) -> None:
     path = save(
         tmp_path / "m.onnx", [node("Dropout", "x p")], {"x": (1, 100)}, ["y"], {"p": torch.tensor(0.5)}

@@ -133,6 +133,25 @@ def test_the_loader_gives_the_batch_that_the_job_asks_for(tmp_path: Path) -> Non
     assert foretrain.predict(str(path), batch=64).job.workload.training.global_batch == 64
 
 
+@pytest.mark.parametrize("batch", ["8", "None"])
+def test_data_without_a_length_is_drawn_from(tmp_path: Path, batch: str) -> None:
+    text = f"""{NET}
+ROWS = [8] if "{batch}" == "None" else []
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield torch.randn(*ROWS, 16)
+net = Net().to(device)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for x in DataLoader(Stream(), batch_size={batch}):
+    assert x.to(device).is_cuda and net.head.weight.device.type == "cuda"
+    net(x.to(device)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    assert traced(written(tmp_path, text)).samples == 8
+
+
 def test_a_program_decides_its_training(tmp_path: Path) -> None:
     path = written(tmp_path, SCRIPT)
     with pytest.raises(InputError, match=r"training.optimizer: 'sgd', but train.py trains with 'adamw'"):
@@ -405,7 +424,8 @@ import torchvision
 from torchvision import transforms
 data = torchvision.datasets.CIFAR10("data", train=True, download=True, transform=transforms.ToTensor())
 assert torchvision.datasets.FashionMNIST("data", download=True).class_to_idx
-assert len(torchvision.datasets.ImageFolder("not/here").classes) == 1000
+folder = torchvision.datasets.ImageFolder("not/here", transforms.ToTensor())
+assert len(folder.classes) == 1000 and folder[0][0].shape[0] == 3
 model = torchvision.models.resnet18(weights="DEFAULT")
 model.fc = nn.Linear(512, 10)
 model.to(device)

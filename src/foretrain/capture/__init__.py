@@ -75,6 +75,7 @@ def capture(
     needs_torch("capture")
     import torch
 
+    from foretrain.capture.programs.pretence import beside_a_gpu
     from foretrain.capture.sources.loaded import classifier_loss, parameter_counts
     from foretrain.capture.sources.models import with_own_layers
     from foretrain.capture.sources.wrapped import is_compiled, is_lazy, without_compile
@@ -98,7 +99,7 @@ def capture(
         copied = without_compile(_on_meta(module, constants))
         constants.assumptions += with_own_layers(copied, precision, fp8, adapter)
         graph = trace_step(
-            copied, arguments, loss or classifier_loss(),
+            copied, arguments, loss or classifier_loss(arguments),
             samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
             optimizer_settings=optimizer_settings, updated=updated,
             master_weights=master_weights, scales_loss=grad_scaler, channels_last=channels_last,
@@ -113,7 +114,8 @@ def capture(
         )  # fmt: skip
         return dataclasses.replace(graph, parameters=parameter_counts(copied)[0])
 
-    return with_values_if_needed(trace)
+    with beside_a_gpu():
+        return with_values_if_needed(trace)
 
 
 def _on_meta(module: torch.nn.Module, constants: Constants) -> torch.nn.Module:

@@ -229,7 +229,7 @@ def _moments(rank: ShardedRank) -> Iterator[_Moment]:
     )
     if job.plan.offload_activations:  # what is on its way to the host and back
         everything += _LAYERS_ON_THE_WAY * max(
-            block.piece.kept_bytes for block in stage.blocks if block.is_layer
+            (block.piece.kept_bytes for block in stage.blocks if block.is_layer), default=0
         )
     buffers = [_shard_buffers(rank, blocks) for blocks in stage.chunks]
     staying = [shards.staying if shards else 0.0 for shards in buffers]

@@ -78,7 +78,7 @@ def route_in_low_precision(module: nn.Module) -> None:
     """Have routers multiply in the precision of the model and go on in fp32 behind the product, as frameworks
     do; DeepSeek's own code casts tokens and weights to fp32 before it."""
     for router in module.modules():
-        weight = router._parameters.get("weight")
+        weight = dict(router.named_parameters(recurse=False)).get("weight")
         if weight is not None and weight.dim() == 2 and hasattr(router, "e_score_correction_bias"):
             router.forward = functools.partial(_with_low_precision, router.forward)
 

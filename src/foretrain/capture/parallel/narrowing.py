@@ -340,7 +340,7 @@ def _fix_head_width(config: Any) -> None:
     """Let a configuration say how wide a head is where it leaves that to width over heads."""
     width, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
     if type(width) is int and type(heads) is int and not isinstance(config, nn.Module):
-        with contextlib.suppress(AttributeError):  # of a configuration that computes it
+        with contextlib.suppress(AttributeError, RuntimeError):  # it is computed, or of each layer
             config.head_dim = getattr(config, "head_dim", None) or width // heads
 
 

@@ -18,6 +18,7 @@ from foretrain.capture.parallel.permutation import LIBRARY_CODE
 from foretrain.capture.parallel.stacks import CallOrder, find_stack, truncate
 from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.capture.parallel.tensor_plan import is_of_library
+from foretrain.capture.programs.pretence import beside_a_gpu
 from foretrain.capture.recomputing import OWN_SWITCH, recompute_layers
 from foretrain.capture.sources.adapters import own_precision
 from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel, parameter_counts
@@ -26,7 +27,7 @@ from foretrain.capture.sources.quantised import packed_away
 from foretrain.capture.sources.transformers.configuration import check_positions
 from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.guesses import same_draws
-from foretrain.capture.tracing.recorder import DTYPES
+from foretrain.capture.tracing.recorder import DEPENDS_ON_DATA, DTYPES
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.capture.tracing.values import with_values_if_needed
 from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
@@ -53,7 +54,15 @@ def trace_rank(
     trace = functools.partial(
         _trace, job, batch or job.micro_batch, accumulate, info, own_gradients, recomputes=recomputes
     )
-    if job.workload.model.source != "python" or job.plan.tensor == 1:
+    if job.workload.model.source != "python":
+        return _by_layers(trace, by_layers)
+    with beside_a_gpu():
+        return _trace_users(job, trace, by_layers)
+
+
+def _trace_users(job: Job, trace: Callable[..., OpGraph], by_layers: bool) -> OpGraph:
+    """A model that a user has written: cut for layers of whole sizes where it is written so."""
+    if job.plan.tensor == 1:
         return _by_layers(trace, by_layers)
     try:
         return _by_layers(functools.partial(trace, keeps_sizes=True), by_layers)
@@ -71,7 +80,8 @@ def _by_layers(trace: Callable[..., OpGraph], by_layers: bool) -> OpGraph:
 
 
 class _NotByLayers(Exception):
-    """The model does not run its blocks one after the other, so that it cannot be traced by a few of them."""
+    """The model does not run its blocks one after the other, so that it cannot be traced by a few of them, or
+    its way depends on data."""
 
 
 def _trace(
@@ -133,7 +143,7 @@ def _trace(
             constants=_values(loaded, with_values),
         )
     except CaptureError as error:
-        if stack is not None and by_layers:
+        if by_layers and (stack is not None or DEPENDS_ON_DATA in str(error)):
             raise _NotByLayers from error
         raise tensor.explain(error) from error
     if order is not None and not order.is_plain():

@@ -74,7 +74,8 @@ class Data:
             self._loader, self.samples, self.size, self.batch = None, 0, None, None
 
     def _drawn(self, loader: Any, batch: Any) -> None:
-        self._loader = self._loader or loader
+        if self._loader is None:
+            self._loader = loader
         if loader is not self._loader:
             return
         self.samples += rows(batch)

@@ -47,6 +47,9 @@ _CUDA_ANSWERS: dict[str, Any] = {
     "get_rng_state": torch.empty(0, dtype=torch.uint8),
     "get_rng_state_all": [],
     "nccl.version": (2, 29, 0),
+    "nvtx.range_push": 0,
+    "nvtx.range_pop": 0,
+    "nvtx.mark": None,
     **dict.fromkeys(
         (
             "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all", "seed", "seed_all",
@@ -244,19 +247,11 @@ def pretending(text: str, compiled: Callable[[str | None], None]) -> Iterator[No
     """Inside of this block a GPU seems to be there, other processes are not, ``torch.compile`` gives back
     what it is given (and tells ``compiled`` its mode), and nothing is loaded from or saved to checkpoints."""
     patches: list[Any] = [
-        *answering("torch.cuda", _CUDA_ANSWERS),
-        *(unittest.mock.patch(f"torch.cuda.{name}", _Anything) for name in ("Stream", "Event", "CUDAGraph")),
-        *(
-            unittest.mock.patch(f"torch.accelerator.{name}", _to_users(name, answer), create=True)
-            for name, answer in _ACCELERATOR_ANSWERS.items()
-        ),
-        *(unittest.mock.patch(f"torch.cuda.{name}", _Anything()) for name in ("stream", "device", "graph")),
-        unittest.mock.patch("torch.cuda.current_stream", _Anything()),
+        *_of_a_gpu(),
         unittest.mock.patch("torch.compile", _not_compiling(compiled)),
         unittest.mock.patch.object(torch.nn.Module, "compile", _telling(compiled)),
         unittest.mock.patch.object(torch.nn.Module, "load_state_dict", _no_state),
         unittest.mock.patch.object(torch.nn.Parameter, "__new__", _weight),
-        unittest.mock.patch.object(torch.Tensor, "record_stream", _no_stream),
         unittest.mock.patch("torch.set_default_device", _on_meta(torch.set_default_device)),
         unittest.mock.patch("torch.multiprocessing.spawn", _spawn),
         unittest.mock.patch("torch.save", _Anything()),
@@ -278,6 +273,34 @@ def pretending(text: str, compiled: Callable[[str | None], None]) -> Iterator[No
         for patch in patches:
             all_patches.enter_context(patch)
         yield
+
+
+@contextlib.contextmanager
+def beside_a_gpu() -> Iterator[None]:
+    """Inside of this block the code of a model finds a GPU where there is none, and what it sets for the
+    whole process ends with it."""
+    patches = [] if torch.cuda.is_available() else _of_a_gpu()
+    patches.append(unittest.mock.patch("torch.set_default_device", _to_no_gpu(torch.set_default_device)))
+    with contextlib.ExitStack() as all_patches:
+        all_patches.enter_context(_settings_kept())
+        for patch in patches:
+            all_patches.enter_context(patch)
+        yield
+
+
+def _of_a_gpu() -> list[Any]:
+    """What lets ``torch.cuda`` answer as beside a GPU."""
+    return [
+        *answering("torch.cuda", _CUDA_ANSWERS),
+        *(unittest.mock.patch(f"torch.cuda.{name}", _Anything) for name in ("Stream", "Event", "CUDAGraph")),
+        *(
+            unittest.mock.patch(f"torch.accelerator.{name}", _to_users(name, answer), create=True)
+            for name, answer in _ACCELERATOR_ANSWERS.items()
+        ),
+        *(unittest.mock.patch(f"torch.cuda.{name}", _Anything()) for name in ("stream", "device", "graph")),
+        unittest.mock.patch("torch.cuda.current_stream", _Anything()),
+        unittest.mock.patch.object(torch.Tensor, "record_stream", _no_stream),
+    ]
 
 
 @contextlib.contextmanager
@@ -346,6 +369,11 @@ def _module_to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _on_meta(set_default_device: Callable[[Any], None]) -> Callable[[Any], None]:
     return lambda device: set_default_device("meta" if is_of(device, "cuda") else device)
+
+
+def _to_no_gpu(set_default_device: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Where a model is built on meta already, that is the device that a GPU is asked for by."""
+    return lambda device: None if is_of(device, "cuda") else set_default_device(device)
 
 
 def _unsharded(text: str) -> list[Any]:

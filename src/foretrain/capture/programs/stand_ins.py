@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import unittest.mock
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -89,8 +90,9 @@ def _absent_or_own(kind: Any, name: str, note: Callable[[str], None]) -> Callabl
             if args and isinstance(args[0], bool | str):
                 trains = args[0] in (True, "train", "trainval")
             self.made_up = (training if trains else testing, size, mode, classes)
-            self.transform = kwargs.get("transform")
-            self.target_transform = kwargs.get("target_transform")
+            given = inspect.signature(original).bind_partial(self, root, *args, **kwargs).arguments
+            self.transform = given.get("transform", kwargs.get("transform"))
+            self.target_transform = given.get("target_transform", kwargs.get("target_transform"))
             self.transforms, self.root = None, root
             labels = [str(number) for number in range(classes)]
             for field, value in (

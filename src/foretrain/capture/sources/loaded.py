@@ -51,9 +51,13 @@ def parameter_counts(module: torch.nn.Module) -> list[int]:
     return [whole, sum(size for size, trained in sizes if trained)]
 
 
-def classifier_loss() -> Loss:
+def classifier_loss(inputs: Any = ()) -> Loss:
     """The model's own loss where its output is or carries one, else cross-entropy of its logits against class
-    labels, drawn once."""
+    labels, drawn once: of images their second dimension, of each of the tokens that ``inputs`` begin with
+    their last."""
+    first = next(tensors_in(inputs), None)
+    words = first is not None and first.dim() == 2 and not first.is_floating_point()
+    tokens = tuple(first.shape) if first is not None and words else ()
     drawn: dict[torch.Size, torch.Tensor] = {}
 
     def targets(logits: torch.Tensor) -> torch.Tensor:
@@ -73,6 +77,8 @@ def classifier_loss() -> Loss:
                 f"loss: an output of shape {list(logits.shape)} "
                 "has no default loss; let the function return (module, inputs, loss)"
             )
+        if logits.dim() == 3 and logits.shape[:2] == tokens:
+            logits = logits.flatten(0, 1)
         return F.cross_entropy(logits, targets(logits))
 
     return loss

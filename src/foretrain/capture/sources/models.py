@@ -88,7 +88,7 @@ def _onnx(workload: Workload, batch: int, device: str) -> LoadedModel:
     check_inputs(f"model {path.name}", inputs, batch, sequence=training.sequence, image=training.image_shape)
     check_classes(f"model {path.name}", module, training.classes)
     tokens = batch * training.sequence if training.sequence else 0
-    return LoadedModel(module=module, inputs=inputs, loss=classifier_loss(), tokens=tokens)
+    return LoadedModel(module=module, inputs=inputs, loss=classifier_loss(inputs), tokens=tokens)
 
 
 def _onnx_on(path: Path, batch: int, device: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import inspect
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from foretrain.capture.programs.pretence import beside_a_gpu
 from foretrain.capture.programs.targets import BATCH_NAMES, located, read_source
 from foretrain.capture.recording import recording
 from foretrain.capture.sources.detection import IMAGE, is_detector, load_detector
@@ -25,6 +27,7 @@ from foretrain.capture.sources.loaded import (
     build_on_meta,
     building,
     classifier_loss,
+    own_loss,
 )
 from foretrain.capture.sources.wrapped import (
     is_compiled,
@@ -81,7 +84,7 @@ def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
     return LoadedModel(
         module=without_compile(module) if device == "meta" or training.compile else module,
         inputs=inputs,
-        loss=loss or classifier_loss(),
+        loss=loss or classifier_loss(inputs),
         tokens=tokens,
         constants=constants,
         compiled=compiled,
@@ -92,7 +95,8 @@ def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
 def given_rows(workload: Workload) -> int | None:
     """Samples in the inputs that a function gives of its own accord; None where it gives none."""
     path, function = located(str(workload.model.name), workload.base)
-    inputs = _made(workload, path, function, 1, "meta", Constants())[1]
+    with beside_a_gpu():
+        inputs = _made(workload, path, function, 1, "meta", Constants())[1]
     first = next((one for one in tensors_in(inputs) if one.dim()), None)
     return None if first is None else int(first.shape[0])
 
@@ -138,7 +142,28 @@ def _made(
             f"{what}: returned a loss of type {type(loss).__name__}; "
             "a function of the module's output is allowed"
         )
-    return module, (inputs,) if isinstance(inputs, torch.Tensor) else inputs, loss
+    scalar = None if loss is None else _one_number(what, loss)
+    return module, (inputs,) if isinstance(inputs, torch.Tensor) else inputs, scalar
+
+
+def _one_number(what: str, loss: Callable[[Any], Any]) -> Loss:
+    """A user's loss, which may give its number among others."""
+    with contextlib.suppress(ValueError):  # a signature that Python does not know
+        try:
+            inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss).bind(None)
+        except TypeError as error:
+            raise CaptureError(
+                f"{what}: its loss is called with the module's output alone ({error}); "
+                "return one that holds the targets, such as lambda output: loss(output, targets)"
+            ) from error
+
+    @functools.wraps(loss, updated=())
+    def number(output: Any) -> Any:
+        value = loss(output)
+        own = None if isinstance(value, torch.Tensor) else own_loss(value)
+        return value if own is None else own
+
+    return number
 
 
 def _check_class(what: str, build: type, args: Mapping[str, Any]) -> None:

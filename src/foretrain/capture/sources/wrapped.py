@@ -101,6 +101,8 @@ def on_one_process(text: str, notes: list[str]) -> Iterator[None]:
 
         return Itself
 
+    if "DataParallel" in text:
+        patches.append(unittest.mock.patch("torch.nn.DataParallel", left_out("DataParallel")))
     if "istributed" in text and torch.distributed.is_available():
         names = [("torch.nn.parallel", "DistributedDataParallel")]
         if "fsdp" in text.lower():

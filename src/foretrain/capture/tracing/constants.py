@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from foretrain.capture.tracing.guesses import (
 )
 from foretrain.capture.tracing.nested import tensors_in
 from foretrain.errors import CaptureError
+from foretrain.tracebacks import asking_file
 
 aten = torch.ops.aten
 _MOST_ANSWERS = 50_000
@@ -68,6 +70,10 @@ _ABOUT_NUMBERS = {
 
 _FINDS_FAULTS = {aten.any.default, aten._is_any_true.default}
 """Ask, in a library's code, whether some of the numbers are not as they should be."""
+
+_CHECKS = {*_FINDS_FAULTS, aten.all.default, aten._is_all_true.default}
+_TORCH_CHECKS = tuple(str(Path("torch", *part)) for part in (("distributions",), ("nn", "functional.py")))
+"""Code of torch that asks whether what it was given is as it should be, and nothing else of data."""
 
 _SETS = {aten.zero_.default, aten.fill_.Scalar}
 """Write every element of a tensor, whatever stood there."""
@@ -336,10 +342,11 @@ class Constants:
 
     def _passes_check(self, func: Any, operands: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
         """Whether the call asks if numbers are as they should be, of data nobody knows: then they are."""
-        finds_faults = self.of_library and func in _FINDS_FAULTS
+        by_torch = func in _CHECKS and any(map(self._guessed, operands)) and _is_of_torch(asking_file())
+        finds_faults = (self.of_library or by_torch) and func in _FINDS_FAULTS
         if not finds_faults and func not in _ABOUT_NUMBERS:
             return False
-        guessed = self._assumed(operands) == COMPARED
+        guessed = by_torch or self._assumed(operands) in (COMPARED, CHECKED)
         if not guessed and all(self.value(tensor) is not None for tensor in operands):
             return False
         for tensor in outputs:
@@ -429,6 +436,10 @@ def together(constants: Constants, func: Any, args: Any, kwargs: Any) -> tuple[A
         return constants.moved(value) if stray else value
 
     return tree_map(move, args), tree_map(move, kwargs)
+
+
+def _is_of_torch(file: str) -> bool:
+    return any(part in file for part in _TORCH_CHECKS)
 
 
 def _takes_lengths(func: Any) -> bool:

@@ -9,11 +9,13 @@ from torch.overrides import TorchFunctionMode
 
 from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.nested import map_tensors, tensors_in
+from foretrain.tracebacks import asking_file, is_own_code
 
 
 class OnMeta(TorchFunctionMode):
     """``.cuda()``, ``.to("cuda")`` and ``device="cuda"`` mean meta; ``.cpu()`` of a meta tensor, which has no
-    data, leaves it there. A tensor made of numbers on meta keeps them in ``constants``."""
+    data, leaves it there. A tensor made of numbers on meta keeps them in ``constants``. A user's own code
+    that asks a tensor on meta where it is hears of a GPU."""
 
     default: str | None = None
     """Where tensors are made that are told no device."""
@@ -28,6 +30,8 @@ class OnMeta(TorchFunctionMode):
             return args[0].to("meta")
         if func is torch.Tensor.cpu and args[0].is_meta:
             return args[0]
+        if func in _PLACES and args[0].is_meta and is_own_code(asking_file()):
+            return _PLACES[func]
         leaving = func is torch.Tensor.to and args[0].is_meta
         if "device" in kwargs:
             kwargs["device"] = _stays(kwargs["device"], leaving)
@@ -76,6 +80,13 @@ class Unfilled(OnMeta):
 def _first(args: Any, kwargs: Any) -> Any:
     return args[0] if args else next(iter((kwargs or {}).values()), None)
 
+
+_PLACES: dict[Any, Any] = {
+    torch.Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__: torch.device("cuda", 0),
+    torch.Tensor.get_device: 0,
+}
+"""What a tensor says of its device on a GPU."""
 
 _INITIAL = {torch.nn.init.kaiming_uniform_, torch.nn.init.uniform_, torch.nn.init.normal_}
 _OF_NUMBERS = {torch.tensor, torch.as_tensor, torch.asarray}

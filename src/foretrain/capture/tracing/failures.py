@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 from collections.abc import Iterator
 
@@ -41,6 +42,9 @@ def _reason(error: Exception) -> str:
     first = first_line(error)
     if "NestedInt" in first or "NestedTensor" in first:
         return f"nested tensors cannot be traced; pad them ({type(error).__name__})"
+    if unknown := re.match(r"(?:aten::)?([\w:.]+): attempted to run this operator with Meta tensors", first):
+        what = f"operator {unknown[1]} cannot be traced"
+        return f"{what}: nothing says what it gives without data (torch.library.register_fake does)"
     if any(
         sign in first.lower()
         for sign in (

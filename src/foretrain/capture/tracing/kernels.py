@@ -173,6 +173,52 @@ def _rms_norm_backward(
     return of_x, torch.empty_like(weight) if wanted[1] and weight is not None else None
 
 
+def _like_first(x: torch.Tensor, *_rest: Any, **_more: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _like_second(_first: torch.Tensor, x: torch.Tensor, *_rest: Any, **_more: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _with_mask(x: torch.Tensor, *_rest: Any, **_more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is rounded, and which numbers were within the range."""
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+def _learnable_backward(
+    _gradient: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, *_rest: Any
+) -> tuple[torch.Tensor, ...]:
+    return torch.empty_like(x), torch.empty_like(scale), torch.empty_like(zero, dtype=scale.dtype)
+
+
+def _least_squares(
+    a: torch.Tensor, b: torch.Tensor, _rcond: float | None = None, **_more: Any
+) -> tuple[torch.Tensor, ...]:
+    """As its only driver on CUDA has it, which gives neither rank nor singular values."""
+    of_vectors = b.dim() == a.dim() - 1
+    rows = torch.broadcast_shapes(a.shape[:-2], b.shape[: -1 if of_vectors else -2])
+    solution = b.new_empty((*rows, a.shape[-1], *(() if of_vectors else b.shape[-1:])))
+    residuals = b.new_empty((*rows, *b.shape[-1:]) if a.shape[-2] > a.shape[-1] and not of_vectors else 0)
+    return solution, residuals, b.new_empty(0, dtype=torch.long), b.new_empty(0)
+
+
+_OF_THE_FIRST = """
+_standard_gamma_grad _sample_dirichlet _dirichlet_grad binomial _fake_quantize_learnable_per_tensor_affine
+_fake_quantize_learnable_per_channel_affine
+""".split()
+_OF_THE_SECOND = """
+multi_margin_loss_backward multilabel_margin_loss_backward fractional_max_pool3d_backward
+""".split()
+_MASKED = """
+fake_quantize_per_tensor_affine_cachemask _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+fake_quantize_per_channel_affine_cachemask
+""".split()
+_LEARNABLE = """
+_fake_quantize_learnable_per_tensor_affine_backward _fake_quantize_learnable_per_channel_affine_backward
+""".split()
+"""Operators that torch has kernels for on a GPU and none on meta, by the shapes of their outputs."""
+
 CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
     **({aten._grouped_mm.default: _grouped_mm} if hasattr(aten, "_grouped_mm") else {}),
     aten._scaled_mm.default: _scaled_mm,
@@ -195,4 +241,15 @@ CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
     aten.masked_fill.Tensor: _masked_fill,
     aten._cudnn_rnn.default: _rnn,
     aten._cudnn_rnn_backward.default: _rnn_backward,
+    aten.linalg_lstsq.default: _least_squares,
+    **{
+        getattr(aten, name).default: shapes
+        for names, shapes in (
+            (_OF_THE_FIRST, _like_first),
+            (_OF_THE_SECOND, _like_second),
+            (_MASKED, _with_mask),
+            (_LEARNABLE, _learnable_backward),
+        )
+        for name in names
+    },
 }

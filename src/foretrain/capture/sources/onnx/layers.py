@@ -152,7 +152,8 @@ def batch_norm(
     spatial: int = 1,
     training_mode: int = 0,
 ) -> Tensor:
-    return F.batch_norm(x, mean, variance, scale, bias, training, 1.0 - momentum, epsilon)
+    statistics = mean.detach(), variance.detach()  # which a file may share with a bias of zeros
+    return F.batch_norm(x, *statistics, scale, bias, training, 1.0 - momentum, epsilon)
 
 
 def _affine(parameter: Tensor | None, shape: torch.Size) -> Tensor | None:
