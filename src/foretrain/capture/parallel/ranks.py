@@ -26,8 +26,9 @@ from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.quantised import packed_away
 from foretrain.capture.sources.transformers.configuration import check_positions
 from foretrain.capture.tracing.constants import Constants
+from foretrain.capture.tracing.failures import DEPENDS_ON_DATA
 from foretrain.capture.tracing.guesses import same_draws
-from foretrain.capture.tracing.recorder import DEPENDS_ON_DATA, DTYPES
+from foretrain.capture.tracing.recorder import DTYPES
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.capture.tracing.values import with_values_if_needed
 from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
