@@ -1180,7 +1180,7 @@ loss_none.py:build -> loss: missing; the model's output has no .loss and no loss
 loss_float.py:build -> loss: it gives float; a tensor of one number is allowed
 loss_detached.py:build -> loss: it does not depend on any weight that is trained, so there is no gradient
 loss_raises.py:build -> module (the model itself): ZeroDivisionError: division by zero
-loss_takes.py:build -> module (the model itself): TypeError: build.<locals>.<lambda>() missing 2 required positional
+loss_takes.py:build -> model loss_takes.py:build: its loss is called with the module's output alone
 loss_index.py:build -> loss: it does not depend on any weight that is trained, so there is no gradient
 no_weights.py:build -> model: it has no trainable parameter; use training.mode = 'infer'
 frozen.py:build -> model: it has no trainable parameter; use training.mode = 'infer'
