@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from foretrain.capture import capture
 from foretrain.errors import CaptureError
@@ -21,6 +23,8 @@ EXTRAS = (
     "uvicorn"
 ).split()
 """What the five libraries of the base install do not bring."""
+
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 
 COMMANDS = {
     "predict resnet18": "torch is not installed; install foretrain[capture,zoo]",
@@ -48,10 +52,10 @@ COMMANDS = {
     "measure campaign --models resnet18 --batch 2 -o cells.jsonl --on torchrun": "measure campaign: torch is not installed; install foretrain[capture]",
     "measure campaign --models resnet18 --batch 2 -o cells.jsonl --on ray": "needs Ray, which is not installed; install foretrain[ray]",
     "measure pack ops.jsonl -o ops.parquet --device cpu": "pyarrow is not installed; install foretrain[learn]",
-    "runs list --store runs.db": "needs SQLAlchemy: pip install 'foretrain[store]'",
-    "runs import runs.jsonl --store runs.db": "needs SQLAlchemy: pip install 'foretrain[store]'",
-    "runs export --store runs.db -o out.jsonl": "needs SQLAlchemy: pip install 'foretrain[store]'",
-    "runs show abc --store runs.db": "needs SQLAlchemy: pip install 'foretrain[store]'",
+    "runs list --store runs.db": "needs SQLAlchemy, which is not installed; install foretrain[store]",
+    "runs import runs.jsonl --store runs.db": "needs SQLAlchemy, which is not installed; install foretrain[store]",
+    "runs export --store runs.db -o out.jsonl": "needs SQLAlchemy, which is not installed; install foretrain[store]",
+    "runs show abc --store runs.db": "needs SQLAlchemy, which is not installed; install foretrain[store]",
     "schedule trace.csv --cluster 2x4xv100 --html page.html": "plotly is not installed; install foretrain[report]",
     "schedule trace.csv --cluster 2x4xv100 --log log.parquet": "pyarrow is not installed; install foretrain[learn]",
     "schedule trace.csv --cluster 2x4xv100 --ray local": "needs Ray, which is not installed; install foretrain[ray]",
@@ -197,3 +201,16 @@ def test_a_torch_that_is_too_old_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
         CaptureError, match=r"^capture: torch 2\.4\.1\+cu121 is too old; it needs torch 2\.6 or newer$"
     ):
         capture(None, ())  # type: ignore[arg-type]
+
+
+def test_pinned_versions_run_on_the_oldest_python_that_is_promised() -> None:
+    """``make demo`` on Debian 12 has Python 3.11.2."""
+    pins = dict(line.split("==") for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#"))
+    for name, version in pins.items():
+        try:
+            installed = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if installed.version == version:
+            needed = installed.metadata["Requires-Python"] or ""
+            assert SpecifierSet(needed).contains("3.11.0"), f"{name}=={version} needs Python {needed}"

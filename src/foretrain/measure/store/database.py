@@ -406,7 +406,9 @@ def _url(where: str | Path) -> sa.URL:
     try:
         import sqlalchemy as sa
     except ImportError as error:
-        raise StoreError("a store in a database needs SQLAlchemy: pip install 'foretrain[store]'") from error
+        raise StoreError(
+            "a store in a database needs SQLAlchemy, which is not installed; install foretrain[store]"
+        ) from error
     if "://" not in str(where):
         return sa.URL.create("sqlite", database=str(where))
     example = "a URL such as sqlite:///runs.db or postgresql+psycopg://user@host/name"
@@ -443,7 +445,9 @@ def _engine(url: sa.URL) -> sa.Engine:
     try:
         engine = sa.create_engine(url, connect_args=arguments)
     except ImportError as error:
-        raise StoreError("a store in PostgreSQL needs psycopg: pip install 'foretrain[store]'") from error
+        raise StoreError(
+            "a store in PostgreSQL needs psycopg, which is not installed; install foretrain[store]"
+        ) from error
     if sqlite:
         sa.event.listen(engine, "connect", _manual_transactions)
         sa.event.listen(engine, "begin", _begin)
