@@ -549,12 +549,12 @@ capture job.json -o empty.json/g.json.zst -> empty.json/g.json.zst: cannot be wr
 capture missing.toml -o g.json.zst -> missing.toml: cannot be read (No such file or directory)
 capture broken.json -o g.json.zst -> broken.json: not JSON
 capture -o g.json.zst -> Missing argument 'JOB.toml|JOB.json|MODEL'
-explain job.json -> Missing argument 'B.toml'
+explain job.json -> Missing argument 'B'
 explain job.json missing.toml -> missing.toml: cannot be read (No such file or directory)
-explain job.json jobs.jsonl -> jobs.jsonl: not a job file (.toml or .json)
+explain job.json jobs.jsonl -> jobs.jsonl: a file of many jobs is for foretrain predict --jobs
 explain job.json folder.toml -> folder.toml: cannot be read (Is a directory)
 explain job.json broken.toml -> broken.toml: not TOML
-explain resnet50 resnet18 -> resnet50: not a job file (.toml or .json)
+explain resnetfifty resnet18 -> model: 'resnetfifty' is no preset
 explain job.json job.toml --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, joined, predictddl
 explain job.json job.toml --predictor roofline --catalog missing.toml -> missing.toml: the catalogue cannot be read (No such file or directory)
 explain job.json job.toml --predictor ernest -> job.json: ernest: has learned from no runs yet; fit it first

@@ -59,6 +59,12 @@ def test_explain_one_device_beside_another() -> None:
     assert "A step of B is of another size: B trains" in shown
 
 
+def test_explain_takes_models_and_options_as_predict_does() -> None:
+    shown = ok("explain", "one.json", "tiny.py:net", "--device", "h100", "--batch", "16", "--image", "8")
+    assert shown.startswith("A and B take the same time per step")
+    assert shown.count("batch 16") == shown.count("on 1 x h100-sxm-80gb") == 2
+
+
 def test_explain_in_json() -> None:
     document = json.loads(ok("explain", "one.json", "four.json", "--json"))
     parts = {name: part for name, part in document["step_s"].items() if name != "time per step"}
@@ -77,7 +83,7 @@ def test_explain_a_job_beside_itself() -> None:
     ("words", "parts"),
     [
         (["one.json", "nowhere.toml"], ["nowhere.toml", "cannot be read"]),
-        (["one.json", "resnet50"], ["resnet50", "job file (.toml or .json)"]),
+        (["one.json", "resnetfifty"], ["model: 'resnetfifty' is no preset"]),
         (["one.json", "broken.json"], ["broken.json", "nowhere.py", "cannot be read"]),
         (["one.json", "four.json", "--predictor", "oracle"], ["predictor", "'oracle'"]),
         (["one.json", "four.json", "--catalog", "none.toml"], ["none.toml", "cannot be read"]),

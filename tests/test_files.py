@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.errors import InputError
-from foretrain.files import write_atomically
+from foretrain.files import check_target, write_atomically
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -44,3 +44,12 @@ def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
 def test_a_folder_is_no_target(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         write_atomically(tmp_path, "text")
+
+
+def test_a_folder_that_nothing_may_be_written_to_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_target(tmp_path / "new" / "out.json")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(InputError, match=r"out\.json: cannot be written \(nothing may be written to "):
+        check_target(tmp_path / "new" / "out.json")

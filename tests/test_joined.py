@@ -359,7 +359,7 @@ def test_the_usual_one_as_it_comes_is_there_again_where_it_could_not_learn(
 def test_the_report_sets_the_joined_beside_the_best_one(learned: JoinedPredictor) -> None:
     (table,) = learned.report()
     assert not isinstance(table, str)
-    assert {row[0] for row in table.rows} >= {"inside", "beyond"}
+    assert {row[1] for row in table.rows} >= {"inside", "beyond"}
     assert {row[3] for row in table.rows if row[4] is not None} == {"ernest"}
 
 

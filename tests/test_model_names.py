@@ -405,3 +405,10 @@ def test_a_checkpoint_is_built_and_traced(tmp_path: Path, monkeypatch: pytest.Mo
     graph = capture_job(job_from(str(tmp_path), {"batch": 2, "sequence": 32}))
     assert graph.tokens == 64
     assert any("torch_dtype not used" in note for note in graph.info["assumptions"])
+
+
+def test_a_file_of_no_known_kind_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("nothing")
+    with pytest.raises(InputError, match="is a file of no kind that is known by its name"):
+        model_section(str(path), None)

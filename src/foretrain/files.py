@@ -77,6 +77,8 @@ def check_target(path: Path, *, folder: bool = False) -> None:
         above = above.parent
     if not above.is_dir():
         raise InputError(f"{path}: cannot be written ({above} is not a directory)")
+    if not os.access(above, os.W_OK):
+        raise InputError(f"{path}: cannot be written (nothing may be written to {above})")
 
 
 def make_folder(path: Path) -> None:

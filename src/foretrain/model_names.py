@@ -259,7 +259,8 @@ def _refusal(model: str) -> InputError:
         return InputError(f"model: {model!r} is no name; give a model's, or that of a file")
     if (reason := explain_path(path)) is not None:
         return InputError(f"model: {model!r} is {reason}")
-    if path.suffix in (".toml", ".json", ".yaml", ".yml") or model.startswith((".", "/", "~")):
+    as_file = path.suffix in (".toml", ".json", ".yaml", ".yml") or model.startswith((".", "/", "~"))
+    if as_file and not is_file(path):
         near = difflib.get_close_matches(str(path), map(str, _files(path.parent)), n=_SUGGESTED)
         return InputError(f"model: {model!r} is not a file or a folder{_did_you_mean(near)}")
     if is_file(path):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from foretrain.cli.app import JsonFlag, registry
-from foretrain.cli.job_options import Options, PredictorOption, Target, one_job, with_job_options
+from foretrain.cli.job_options import (
+    Options,
+    PredictorOption,
+    Target,
+    is_job_file,
+    one_job,
+    with_job_options,
+)
+from foretrain.errors import InputError
 
 
 @registry.command()
@@ -38,7 +45,7 @@ def check(
         float, typer.Option(help="How likely the other limits may be missed, from 0 to 1.")
     ] = 0.1,
     base: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="BASE.toml", help="A job file to compare with; options do not change it."),
     ] = None,
     predictor: PredictorOption = None,
@@ -50,14 +57,15 @@ def check(
 ) -> None:
     """Hold a job against limits of time, cost and memory: exit code 0 where all hold, 1 where not."""
     from foretrain import predictors
-    from foretrain.catalog import Catalog
-    from foretrain.cli.explain import forecast_of_file
+    from foretrain.cli.explain import forecast_of
     from foretrain.planner.checking import JobLimits, check_job
     from foretrain.report import dump
     from foretrain.report.check import NAMES, check_lines, check_markdown
     from foretrain.report.explain import explain
     from foretrain.units import parse_dollars, parse_memory, parse_seconds
 
+    if base is not None and not is_job_file(base):
+        raise InputError(f"{base}: not a job file (.toml or .json)")
     if markdown and as_json:
         raise typer.BadParameter("give --markdown or --json, not both")
     limits = JobLimits(
@@ -72,8 +80,8 @@ def check(
     checked = check_job(job, chosen, limits)
     explained = None
     if base is not None:
-        before = forecast_of_file(base, Catalog.load(options.get("catalog")), chosen)
-        explained = explain(before, checked.forecast, names=NAMES)
+        own = {name: options[name] for name in ("catalog", "refresh") if name in options}
+        explained = explain(forecast_of(base, own, chosen), checked.forecast, names=NAMES)
     if as_json:
         against = {} if explained is None else {"against_base": explained.to_dict()}
         typer.echo(dump(checked.to_dict() | {"forecast": checked.forecast.to_dict()} | against))

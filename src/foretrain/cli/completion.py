@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, get_args
 
 import typer
@@ -11,8 +13,8 @@ Completion = Callable[[str], list[str]]
 
 
 def _matching(names: Iterable[str], start: str) -> list[str]:
-    """The names that begin so, whatever the case."""
-    return [name for name in names if name.lower().startswith(start.lower())]
+    """The names that begin so, whatever the case, in the case of what was typed: the shell drops others."""
+    return [start + name[len(start) :] for name in names if name.lower().startswith(start.lower())]
 
 
 def devices(incomplete: str) -> list[str]:
@@ -40,11 +42,30 @@ def predictor_names(incomplete: str) -> list[str]:
 
 
 def models(incomplete: str) -> list[str]:
-    """Names of presets, with and without their organisation; where none begins so, the shell goes on with
-    files."""
+    """Names of presets, with and without their organisation, those of torchvision and timm once something is
+    typed, and files that begin so; where there are none, the shell goes on with files."""
+    from foretrain.library_names import shipped_names
     from foretrain.model_names import preset_spellings
 
-    return _matching(preset_spellings(), incomplete)
+    names = _matching(preset_spellings(), incomplete)
+    if incomplete:
+        libraries = shipped_names()
+        names += sorted(_matching(libraries["torchvision"] | libraries["timm"], incomplete))
+    return [*names, *_files(incomplete)] if names else []
+
+
+def _files(start: str) -> list[str]:
+    """Of this folder, those that begin so."""
+    return sorted(path.name for path in Path().iterdir() if start and path.name.startswith(start))
+
+
+def names_in(module: str, table: str) -> Completion:
+    """The keys of a table, by the module that has it and by its name."""
+
+    def complete(incomplete: str) -> list[str]:
+        return _matching(getattr(importlib.import_module(f"foretrain.{module}"), table), incomplete)
+
+    return complete
 
 
 def optimizers(incomplete: str) -> list[str]:

@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretrain.cli import completion
 from foretrain.cli.app import JsonFlag, registry, show
-from foretrain.cli.job_options import CatalogOption, PredictorOption
+from foretrain.cli.job_options import Options, PredictorOption, one_job, with_job_options
 from foretrain.errors import ForetrainError, InputError
 
 if TYPE_CHECKING:
-    from foretrain.catalog import Catalog
     from foretrain.forecast import Forecast
     from foretrain.predictors.base import Predictor
 
 
 @registry.command()
+@with_job_options
 def explain(
+    *,
     first: Annotated[
-        Path, typer.Argument(metavar="A.toml", help="A job file (TOML or JSON).", show_default=False)
+        str,
+        typer.Argument(
+            metavar="A",
+            help="A job file or a model, as predict takes it.",
+            show_default=False,
+            autocompletion=completion.models,
+        ),
     ],
     second: Annotated[
-        Path, typer.Argument(metavar="B.toml", help="The job file to set beside it.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="B",
+            help="What to set beside it; options describe both.",
+            show_default=False,
+            autocompletion=completion.models,
+        ),
     ],
     predictor: PredictorOption = None,
     as_json: JsonFlag = False,
-    catalog: CatalogOption = None,
+    options: Options,
 ) -> None:
     """Why B takes more or less time and memory than A, by cause."""
     from foretrain import predictors
-    from foretrain.catalog import Catalog
     from foretrain.report import dump
     from foretrain.report.explain import explain as compare
 
-    known = Catalog.load(catalog)
     chosen = predictors.get(predictor)
-    explained = compare(forecast_of_file(first, known, chosen), forecast_of_file(second, known, chosen))
+    explained = compare(*(forecast_of(target, options, chosen) for target in (first, second)))
     if as_json:
         typer.echo(dump(explained.to_dict()))
         return
@@ -46,18 +57,13 @@ def explain(
     show(explanation(explained))
 
 
-def forecast_of_file(path: Path, catalog: Catalog, predictor: Predictor) -> Forecast:
-    """The forecast of a job file or a launch file; what stands against it is told with the file's name."""
-    from foretrain.job import Job
-    from foretrain.launchers import SUFFIXES, read_launch
+def forecast_of(target: str, options: Options, predictor: Predictor) -> Forecast:
+    """The forecast of a job file, a launch file or a model; what stands against it is told with its name."""
     from foretrain.predictors.plugins import told_in_one_line
 
-    if path.suffix not in (".toml", ".json", *SUFFIXES):
-        raise InputError(f"{path}: not a job file (.toml or .json)")
-    launched = path.suffix in SUFFIXES
-    job = read_launch(path, catalog=catalog).job if launched else Job.load(path, catalog=catalog)
+    job = one_job(target, None, options)
     try:
         with told_in_one_line(type(predictor)):
             return predictor.predict(job)
     except ForetrainError as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{target}: {error}") from error

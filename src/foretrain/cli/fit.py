@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretrain.cli import completion
 from foretrain.cli.app import registry, say, say_left_out, show
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import hush_ray
@@ -27,7 +28,10 @@ def fit(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="The predictor, such as deletepop or file.py:Class.", show_default=False
+            metavar="NAME",
+            help="The predictor, such as deletepop or file.py:Class.",
+            show_default=False,
+            autocompletion=completion.predictor_names,
         ),
     ],
     files: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "foretrain plan Llama-3.1-8B --devices h100 --max-devices 16 --batch 64 --steps 5000 --out launch",
     ),
     "check": ("foretrain check job.toml --max-cost 500 --max-time 24h --fits 0.95",),
-    "explain": ("foretrain explain a.toml b.toml",),
+    "explain": (
+        "foretrain explain a.toml b.toml",
+        "foretrain explain resnet50 resnet101 --device a100 --batch 64",
+    ),
     "schedule": (
         "foretrain schedule --generate jobs=150,gap=60s,median=20min --cluster 2x8xv100",
         "foretrain schedule trace.csv --cluster 2x8xv100 --policy fifo,srtf --html page.html",
@@ -76,6 +80,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 def lay_out(command: Any) -> None:
     """Let the help of a command, and of those of a group, have its sections and its examples."""
     command.format_options = functools.partial(_write_options, command)
+    command.help = str(command.help or "").replace("``", "`")
     for one in getattr(command, "commands", {}).values():
         lay_out(one)
 
@@ -87,7 +92,9 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
         if (record := parameter.get_help_record(ctx)) is not None:
             is_argument = parameter.param_type_name == "argument"
             section = "Arguments" if is_argument else parameter.rich_help_panel or "Options"
-            sections.setdefault(section, []).append(record)
+            name, text = record
+            name = _TYPE.sub("" if is_argument else _plain_type, name)
+            sections.setdefault(section, []).append((name, text))
     for name, records in sections.items():
         with formatter.section(name):
             formatter.write_dl(records)
@@ -98,8 +105,21 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
     write_examples(str(ctx.command_path).partition(" ")[2], formatter)
 
 
+_TYPE = re.compile(r" <(?:list\[)?(str|int|float|path)(?: range)?\]?>$", re.IGNORECASE)
+"""What the parser calls the type of a value; the name of an argument says it already."""
+
+
+def _plain_type(found: re.Match[str]) -> str:
+    """
+    >>> [_TYPE.sub(_plain_type, name) for name in ("--top <int range>", "--split <list[str]>", "--from FILE")]
+    ['--top <int>', '--split <text>', '--from FILE']
+    """
+    kind = found[1].lower()
+    return f" <{'text' if kind == 'str' else kind}>"
+
+
 def _first_line(command: Any) -> str:
-    return str(command.help or "").strip().split("\n\n")[0].replace("\n", " ").replace("``", "`")
+    return str(command.help or "").strip().split("\n\n")[0].replace("\n", " ")
 
 
 def write_examples(words: str, formatter: Any) -> None:

@@ -142,7 +142,9 @@ class JobOptions:
         str | None,
         typer.Option(help="sgd, adamw, adam, adafactor, lamb, ...", autocompletion=completion.optimizers),
     ]
-    mode: Annotated[str | None, typer.Option(help="train or infer.")]
+    mode: Annotated[
+        str | None, typer.Option(help="train or infer.", autocompletion=completion.setting("Mode"))
+    ]
     samples: Annotated[int | None, typer.Option(help="Samples per epoch.")]
     epochs: Annotated[float | None, typer.Option(help="Epochs of the whole training.")]
     steps: Annotated[int | None, typer.Option(help="Steps of the whole training, instead of epochs.")]
@@ -201,7 +203,11 @@ class JobOptions:
     ]
     compile: Annotated[bool | None, typer.Option(help="With torch.compile.", show_default=False)]
     compile_mode: Annotated[
-        str | None, typer.Option(help="With torch.compile in this mode, such as reduce-overhead.")
+        str | None,
+        typer.Option(
+            help="With torch.compile in this mode, such as reduce-overhead.",
+            autocompletion=completion.setting("CompileMode"),
+        ),
     ]
     channels_last: Annotated[
         bool | None, typer.Option(help="Images in channels-last layout.", show_default=False)
@@ -291,6 +297,13 @@ def job_from(target: str, options: Options) -> Job:
     if target.endswith((".jsonl", ".jsonl.zst")):
         raise InputError(f"{target}: a file of many jobs is for foretrain predict --jobs")
     return job_of(target, _of_job(options), Catalog.load(options.get("catalog")))
+
+
+def is_job_file(target: str) -> bool:
+    """Whether it is named as a file that describes a whole job, or launches one."""
+    from foretrain.launchers import SUFFIXES
+
+    return target.endswith((".toml", ".json", *SUFFIXES))
 
 
 def is_launch_file(target: str) -> bool:

@@ -29,7 +29,9 @@ def leaderboard(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write board.md, .html, .json and pictures into this folder."),
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Write board.md, .html, .json and pictures into this folder."
+        ),
     ] = None,
     work: Annotated[
         Path | None,

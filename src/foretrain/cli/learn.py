@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretrain.cli import completion
 from foretrain.cli.app import registry, say, say_left_out, show
 from foretrain.cli.job_options import CatalogOption
 from foretrain.errors import InputError
@@ -34,7 +35,9 @@ def learn(
     cluster: Annotated[
         str | None,
         typer.Option(
-            metavar="DEVICE|FILE", help="Only runs on this device, or on those of a cluster or job file."
+            metavar="DEVICE|FILE",
+            help="Only runs on this device, or on those of a cluster or job file.",
+            autocompletion=completion.devices,
         ),
     ] = None,
     name: Annotated[

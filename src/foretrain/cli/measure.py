@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from foretrain.cli import completion
 from foretrain.cli.app import JsonFlag, registry, say, show, told_if_interrupted
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut
@@ -298,7 +299,12 @@ def campaign(
     ] = None,
     *,
     out: OutOption,
-    on: Annotated[str, typer.Option(help="local, torchrun or ray.")] = "local",
+    on: Annotated[
+        str,
+        typer.Option(
+            help="local, torchrun or ray.", autocompletion=completion.names_in("measure.backends", "BACKENDS")
+        ),
+    ] = "local",
     models: Annotated[str | None, typer.Option(help="Models by name, as a,b,c.")] = None,
     workers: Annotated[str | None, typer.Option(help="Numbers of workers, as 1,2,4.")] = None,
     cores: Annotated[str | None, typer.Option(help="Cores per worker, as 1,2.")] = None,

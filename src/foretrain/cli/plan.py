@@ -76,7 +76,8 @@ def plan(
     framework: Annotated[
         str | None,
         typer.Option(
-            help="megatron, torchtitan, fsdp2, deepspeed, accelerate, ...: plans are what it can run."
+            help="megatron, torchtitan, fsdp2, deepspeed, accelerate, ...: plans are what it can run.",
+            autocompletion=completion.names_in("planner.abilities", "TARGETS"),
         ),
     ] = None,
     fits: Annotated[
@@ -114,7 +115,9 @@ def plan(
     html_seconds: HtmlSeconds = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write a folder for each plan, with the files that launch it."),
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Write a folder for each plan, with the files that launch it."
+        ),
     ] = None,
     as_json: JsonFlag = False,
     options: Options,

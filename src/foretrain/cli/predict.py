@@ -63,7 +63,8 @@ def predict(
     ] = None,
     jobs: Annotated[Path | None, typer.Option(help="Many jobs, one JSON object a line.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where the forecasts of --jobs go (else to the screen).")
+        Path | None,
+        typer.Option("--out", "-o", help="Where the forecasts of --jobs go (else to the screen)."),
     ] = None,
     processes: ProcessesOption = 1,
     ray: RayOption = None,

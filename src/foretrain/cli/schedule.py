@@ -47,10 +47,20 @@ def schedule(
         str | None, typer.Option(help='Make jobs instead: "jobs=500,gap=30s,median=20min,spread=1.2".')
     ] = None,
     format: Annotated[
-        str | None, typer.Option(help="Format of the trace, where its look does not tell.")
+        str | None,
+        typer.Option(
+            help="Format of the trace, where its look does not tell.",
+            autocompletion=completion.names_in("scheduling.traces", "FORMATS"),
+        ),
     ] = None,
     first: Annotated[int | None, typer.Option(help="Only the jobs that arrive first.")] = None,
-    placement: Annotated[str, typer.Option(help="packed, spread, random or topology.")] = "packed",
+    placement: Annotated[
+        str,
+        typer.Option(
+            help="packed, spread, random or topology.",
+            autocompletion=completion.names_in("scheduling.placement", "PLACEMENTS"),
+        ),
+    ] = "packed",
     rack: Annotated[int | None, typer.Option(help="Nodes to a rack, for topology (16).")] = None,
     throughputs: Annotated[
         Path | None, typer.Option(help="Table of steps per second by device and job type (Gavel's JSON).")

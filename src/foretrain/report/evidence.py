@@ -73,7 +73,7 @@ def side_by_side_table(answers: SideBySide) -> RenderableType:
     parts += [Text(answers.why_default), Text()]
     for one in answers.entries:
         if one.forecast is None:
-            said = f"refuses: {one.refusal}"
+            said = f"refuses: {str(one.refusal).removeprefix(f'{one.predictor}: ')}"
         else:
             said = NONE_KEPT if one.evidence is None else one.evidence.line
         parts.append(Text(f"- {one.predictor}: {said}", style="dim"))

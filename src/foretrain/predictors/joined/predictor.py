@@ -320,11 +320,11 @@ class JoinedPredictor(Predictor):
             leaders = self.tried_.mix("best", kind, np.zeros(len(self.tried_)), self.tried_.members)
             rows.append(
                 (
-                    relation, device, int(kind.sum()), next(iter(leaders.weights)) if leaders else None,
+                    device, relation, int(kind.sum()), next(iter(leaders.weights)) if leaders else None,
                     _error(best[kind]), WORDS[way], _error(self.missed_[kind]),
                 )
             )  # fmt: skip
-        headings = ("kind of job", "device", "left out", "best one", "its mean error", "used", "mean error")
+        headings = ("device", "kind of job", "left out", "best one", "its error", "used", "mean error")
         refused = {} if self.members_ is None else self.members_.refused
         told = [f"not joined: {name}: {why}" for name, why in refused.items()]
         return [Table(headings=headings, rows=tuple(rows)), *told, *self._told_of_figures]

@@ -93,7 +93,9 @@ def format_of(path: Path, lines: Sequence[str]) -> str:
     if is_kubernetes("\n".join(lines[:2000])):
         return "kubernetes"
     if first.startswith(("{", "[")):
-        raise InputError(f"{path}: JSON, and no trace is; a table of throughputs goes to --throughputs")
+        raise InputError(
+            f"{path}: holds JSON, which is no format of traces; a table of throughputs goes to --throughputs"
+        )
     for what, needed in tables.NO_JOBS.items():
         if needed <= columns:
             raise InputError(f"{path}: {what}, not a trace of jobs")
