@@ -85,6 +85,13 @@ def test_links_between_pages_lead_somewhere(reference: ModuleType, page: str) ->
             assert (DOCS / name).exists() or name.removeprefix("reference/") in reference.PAGES, target
 
 
+@pytest.mark.parametrize("page", ["architecture.md", "capture.md", "figures.md"])
+def test_modules_that_a_page_names_are_there(page: str) -> None:
+    there = [f"/{path.relative_to(ROOT)}" for path in ROOT.glob("[sbt]*/**/*.py")]
+    for name in re.findall(r"`([\w/]+\.py)`", (DOCS / page).read_text(encoding="utf-8")):
+        assert any(path.endswith(f"/{name}") for path in there), name
+
+
 def test_every_command_has_its_section_with_its_options(reference: ModuleType) -> None:
     text = reference.commands_page()
     sections = set(re.findall(r"^## foretrain (.+)$", text, re.MULTILINE))
