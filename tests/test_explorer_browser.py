@@ -305,6 +305,20 @@ def test_the_theme_is_chosen_by_hand_too(opened: Browser) -> None:
     assert opened.run(back) == first
 
 
+def test_without_a_length_of_the_training_devices_are_compared_by_their_price(
+    browser: Browser, shared_cache: Path, tmp_path: Path
+) -> None:
+    forecast = small_forecast(tmp_path, samples=None, epochs=None)
+    choices = around(forecast.job, Catalog.load())
+    made = ForecastTable(choices=choices, predictor="deletepop")
+    made.add(choices.start, forecast, predictor(), fine=True)
+    other = View(batch=64, device="h100-sxm-80gb", count=1, precision="fp32", plan="data-parallel")
+    made.add(other, predictor().predict(choices.job_at(other)), predictor())
+    write_page("tiny", made.to_dict(), tmp_path / "page.html")
+    show(browser, tmp_path / "page.html")
+    assert len(re.findall(r"\$[\d.]+/h\b", browser.text("main"))) >= 2
+
+
 def test_names_that_look_like_html_are_text(browser: Browser, table: ForecastTable, tmp_path: Path) -> None:
     document = json.loads(json.dumps(table.to_dict()))
     document["model_label"] = "<img src=x onerror=document.title='gotcha'>"

@@ -318,10 +318,12 @@ foretrain.explorer = function (container, source, extra) {
       if (known.length < 2) return;
       parts.push(sections.table("By " + pair[0], [pair[0], "time", "80% interval", "cost", "memory", "against this"],
         known.map(function (one) {
-          var other = one.answer.record, cost = other.cost_usd, need = other.needed_memory_bytes, verdict = sections.verdict(other);
+          var other = one.answer.record, cost = other.cost_usd, price = other.price_usd_per_hour;
+          var need = other.needed_memory_bytes, verdict = sections.verdict(other);
           return { chosen: same(one.view, view), cells: [same(one.view, view) ? label(pair[0], one.value)
             : link(label(pair[0], one.value), one.view), format.seconds(main(other).median),
-            format.seconds(main(other).low) + " to " + format.seconds(main(other).high), cost ? format.dollars(cost.median) : "unknown",
+            format.seconds(main(other).low) + " to " + format.seconds(main(other).high),
+            cost ? format.dollars(cost.median) : price ? format.dollars(price) + "/h" : "unknown",
             need ? el("span", { class: verdict.kind + "-text" }, format.percent(need.median / other.memory_capacity_bytes) +
               (verdict.kind === "bad" ? ", no" : verdict.kind === "fair" ? ", perhaps" : "")) : "",
             same(one.view, view) ? "" : compared(record, other)] };
