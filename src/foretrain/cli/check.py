@@ -80,7 +80,7 @@ def check(
     checked = check_job(job, chosen, limits)
     explained = None
     if base is not None:
-        own = {name: options[name] for name in ("catalog", "refresh") if name in options}
+        own: Options = {name: options[name] for name in ("catalog", "refresh") if name in options}
         explained = explain(forecast_of(base, own, chosen), checked.forecast, names=NAMES)
     if as_json:
         against = {} if explained is None else {"against_base": explained.to_dict()}
