@@ -590,8 +590,9 @@ def test_a_wrong_command_is_told_with_the_one_that_was_meant() -> None:
 
 
 def test_a_forecast_imports_no_other_command_and_no_library_that_it_does_not_need(folder: Path) -> None:
-    ok("predict", "job.toml")
-    modules = loaded("from foretrain.cli import app\napp(['predict', 'job.toml'], standalone_mode=False)")
+    words = ["predict", "job.toml", "--batch", "8", "--loader-rate", "1e6"]
+    ok(*words)
+    modules = loaded(f"from foretrain.cli import app\napp({words}, standalone_mode=False)")
     assert "foretrain.cli.predict" in modules
     unused = {
         "torch",
@@ -601,6 +602,7 @@ def test_a_forecast_imports_no_other_command_and_no_library_that_it_does_not_nee
         "sqlalchemy",
         "pydantic",
         "foretrain.cli.fit",
+        "foretrain.launchers.session",
         "foretrain.measure",
     }
     assert modules.isdisjoint(unused)
