@@ -141,7 +141,6 @@ def board(
     most: int | None = None,
     work: Path | None = None,
     processes: int = 1,
-    catalog: Catalog | None = None,
     starting: Callable[[BoardTask, int, int], None] = lambda task, done, total: None,
 ) -> Board:
     """Score predictors (all, where none is named) on files of runs.
@@ -151,12 +150,12 @@ def board(
     what was kept of other runs is not taken. ``starting`` hears of every task before it begins.
     """
     todo = list(tasks(names or predictors.names(), files))
-    facts = {path: _facts(path, catalog or Catalog.load()) for path in dict.fromkeys(files)}
+    facts = {path: _facts(path) for path in dict.fromkeys(files)}
     for path, known in facts.items():
         if not known:
             if not any(text_lines(path)):
                 raise InputError(f"{path}: empty; a runs file has one run per line")
-            list(read_runs(path, catalog=catalog))  # says what is wrong with its first line
+            list(read_runs(path))  # says what is wrong with its first line
     results: list[PredictorScore] = []
     points: list[Point] = []
     missing: list[str] = []
@@ -164,7 +163,7 @@ def board(
         starting(task, number, len(todo))
         kept = None if work is None else work / f"{_key(task, most)}.json"
         try:
-            scored = _taken(kept, task) or _scored(task, most, processes, catalog)
+            scored = _taken(kept, task) or _scored(task, most, processes)
         except ForetrainError as error:
             missing.append(f"{task}: {first_line(error)}")
             continue
@@ -186,15 +185,8 @@ def _wanted(predictor: type[Predictor]) -> tuple[str, ...]:
     return RESOURCES if predictor.quantities >= frozenset(RESOURCE_FIGURES) else QUANTITIES
 
 
-def _scored(task: BoardTask, most: int | None, processes: int, catalog: Catalog | None) -> Evaluation:
-    return evaluate(
-        task.paths,
-        predictors=[task.predictor],
-        split=task.split,
-        most=most,
-        processes=processes,
-        catalog=catalog,
-    )
+def _scored(task: BoardTask, most: int | None, processes: int) -> Evaluation:
+    return evaluate(task.paths, predictors=[task.predictor], split=task.split, most=most, processes=processes)
 
 
 def _taken(path: Path | None, task: BoardTask) -> Evaluation | None:
@@ -225,13 +217,15 @@ _Facts = Mapping[int, Run]
 """Runs of a file by their line."""
 
 
-def _facts(path: Path, catalog: Catalog) -> _Facts:
+def _facts(path: Path) -> _Facts:
+    """Read the runs of a file that can be read; ``evaluate`` names the others."""
+    catalog = Catalog.load()
     run_of_line: dict[int, Run] = {}
     for line, text in text_lines(path):
         try:
             run_of_line[line] = Run.read(parse_json(text), catalog=catalog, base=path.parent)
         except (ForetrainError, ValueError):
-            continue  # evaluate names it
+            continue
     return run_of_line
 
 

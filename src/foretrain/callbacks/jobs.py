@@ -146,13 +146,13 @@ def cluster_here(devices: int = 1, nodes: int = 1, *, on_gpu: bool = False) -> d
     return {"device": device_name(properties.name, properties.total_memory), **counts}
 
 
-def device_name(driver_name: str, memory_bytes: float, catalog: Catalog | None = None) -> str:
-    """The catalogue's name of the GPU that the driver calls so and that has so much memory.
+def device_name(driver_name: str, memory_bytes: float) -> str:
+    """Find the catalogue's name of the GPU that the driver calls so and that has so much memory.
 
     >>> device_name("NVIDIA A100-SXM4-80GB", 85e9), device_name("NVIDIA GeForce RTX 3090", 25.4e9)
     ('a100-sxm-80gb', 'rtx-3090')
     """
-    catalog = catalog or Catalog.load()
+    catalog = Catalog.load()
     driver_words = set(re.findall(r"[a-z0-9]+", driver_name.lower().replace("laptop", "mobile")))
     forms = {form for form in _FORMS if any(word.startswith(form) for word in driver_words)} or {"sxm"}
     ranks: dict[str, tuple[int, bool, float]] = {}

@@ -73,16 +73,6 @@ class TeamPlacement:
     def nodes_per_domain(self) -> int:
         return self.per_domain // self.per_node
 
-    @property
-    def near_share(self) -> float:
-        """Of what a member has for all alike, itself included: the part for others of its domain."""
-        return (self.per_domain - 1) / self.size
-
-    @property
-    def far_share(self) -> float:
-        """The part for members of other domains."""
-        return (self.size - self.per_domain) / self.size
-
 
 def place_team(members: Team, group: Group) -> TeamPlacement:
     """A team on the nodes of a group. Nodes in one domain are a divisor of the team's, so that domains are

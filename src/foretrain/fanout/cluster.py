@@ -40,15 +40,15 @@ def is_address(text: str) -> bool:
 
 
 @contextlib.contextmanager
-def connected(address: str, *, cpus: int | None = None, field: str = "ray") -> Iterator[None]:
-    """Connected while the block lasts; a connection that was there before is used, and left alone."""
+def connected(address: str) -> Iterator[None]:
+    """Connect while the block lasts; a connection that was there before is used, and left alone."""
     check_installed()
     import ray
 
     if ray.is_initialized():
         yield
         return
-    connect(address, cpus=cpus, field=field)
+    connect(address)
     try:
         yield
     finally:

@@ -41,7 +41,7 @@ class Candidates:
             )
 
     def take(self, rows: Sequence[int]) -> Candidates:
-        """Some of them."""
+        """Keep these rows alone."""
         places = list(rows)
         return Candidates(
             names=self.names,
@@ -86,7 +86,7 @@ def plain_candidates(
     *,
     quadratic: bool = False,
 ) -> Candidates:
-    """Rows of features as they are, for a law whose terms they are."""
+    """Make candidates of rows of features as they are, for a law whose terms they are."""
     if quadratic:
         raise InputError("--quadratic: the law has its own terms")
     columns = _columns(rows)

@@ -196,13 +196,13 @@ def _interpret() -> None:
         total += part.call("a" if i % 2 else "b", scale=0.5)
 
 
-def _repeated(call: Callable[[], object], calls: int = _CALLS) -> Benchmark:
+def _repeated(call: Callable[[], object]) -> Benchmark:
     def run() -> None:
         with torch.no_grad():
-            for _ in range(calls):
+            for _ in range(_CALLS):
                 call()
 
-    return Benchmark(run, calls)
+    return Benchmark(run, _CALLS)
 
 
 def _operators(device: torch.device) -> dict[str, Callable[[], object]]:

@@ -114,12 +114,12 @@ def collect(graphs: Iterable[tuple[OpGraph, str]]) -> list[Instance]:
     return list(collected.values())
 
 
-def by_value(instances: Iterable[Instance], seed: int = 0) -> list[Instance]:
+def by_value(instances: Iterable[Instance]) -> list[Instance]:
     """Kinds of operators take turns, the most used and largest first: useful however early it is cut off."""
     kinds: dict[str, list[Instance]] = {}
     for instance in instances:
         kinds.setdefault(instance.name, []).append(instance)
-    shuffle = random.Random(seed)
+    shuffle = random.Random(0)
     placed = []
     for members in kinds.values():
         shuffle.shuffle(members)

@@ -139,6 +139,8 @@ _BUILDERS: dict[str, Builder] = {}
 
 
 def builds(*names: str) -> Callable[[Builder], Builder]:
+    """Register a builder for the operators of these names."""
+
     def decorate(builder: Builder) -> Builder:
         _BUILDERS.update(dict.fromkeys(names, builder))
         return builder
@@ -146,8 +148,8 @@ def builds(*names: str) -> Callable[[Builder], Builder]:
     return decorate
 
 
-def _argument(instance: Instance, tensors: Sequence[torch.Tensor], name: str, default: Any = None) -> Any:
-    return _real(instance.args[name], tensors, "") if name in instance.args else default
+def _argument(instance: Instance, tensors: Sequence[torch.Tensor], name: str) -> Any:
+    return _real(instance.args[name], tensors, "") if name in instance.args else None
 
 
 @builds("native_batch_norm", "cudnn_batch_norm")
@@ -261,18 +263,23 @@ def _matmul_precision(instance: Instance) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def time_on_cpu(instance: Instance, repeats: int = 5) -> Timing:
-    """The median of a few calls by the host's clock; the cache is left as the call before it left it."""
+_HOST_CALLS, _PROFILED_CALLS = 5, 3
+"""Calls that are timed by the host's clock, and that are profiled, cold and warm each: the middle one
+counts."""
+
+
+def time_on_cpu(instance: Instance) -> Timing:
+    """Time a call by the host's clock; the cache is left as the call before it left it."""
     call = build_call(instance, "cpu")
     with torch.no_grad():
         call()
-        times = _host_times_s(call, repeats)
+        times = _host_times_s(call, _HOST_CALLS)
     middle = sorted(times)[len(times) // 2]
     return Timing(cold_s=max(times), warm_s=middle, host_s=middle, kernels=1)
 
 
 def _host_times_s(call: Call, calls: int) -> list[float]:
-    """Of each of so many calls, by the host's clock."""
+    """Time each of so many calls by the host's clock."""
     times = []
     for _ in range(calls):
         start = time.perf_counter()
@@ -288,17 +295,16 @@ _MANY_KERNELS_S = 5e-4
 class CudaTimer:
     """Kernel times of many calls from one profile: events would measure the gap before a small kernel."""
 
-    def __init__(self, repeats: int = 3) -> None:
+    def __init__(self) -> None:
         properties = torch.cuda.get_device_properties(0)
-        self.repeats = repeats
         self._flush = torch.empty(
             2 * int(properties.L2_cache_size or 64 << 20) // 4, dtype=torch.float32, device="cuda"
         )
 
-    def host_time_s(self, call: Call, calls: int = 5) -> float:
-        """How long the host takes to issue a call, while the device's queue is far from full."""
+    def host_time_s(self, call: Call) -> float:
+        """Time how long the host takes to issue a call, while the device's queue is far from full."""
         times: list[float] = []
-        for _ in range(calls):
+        for _ in range(_HOST_CALLS):
             if not times or times[-1] > _MANY_KERNELS_S:
                 torch.cuda.synchronize()
             times += _host_times_s(call, 1)
@@ -337,11 +343,11 @@ class CudaTimer:
             with _matmul_precision(instance):
                 call = build_call(instance, "cuda")
                 call()
-                for repeat in range(self.repeats):
+                for repeat in range(_PROFILED_CALLS):
                     self._flush.zero_()
                     with torch.profiler.record_function(f"cold {number} {repeat}"):
                         call()
-                for repeat in range(self.repeats):
+                for repeat in range(_PROFILED_CALLS):
                     with torch.profiler.record_function(f"warm {number} {repeat}"):
                         call()
         except Exception as error:
@@ -351,13 +357,13 @@ class CudaTimer:
         self, kernels: dict[str, list[tuple[str, int, int]]], number: int, host_s: float
     ) -> Timing | str:
         runs = {
-            kind: [kernels.get(f"{kind} {number} {repeat}", []) for repeat in range(self.repeats)]
+            kind: [kernels.get(f"{kind} {number} {repeat}", []) for repeat in range(_PROFILED_CALLS)]
             for kind in ("cold", "warm")
         }
         if not any(runs["warm"]):
             return "no kernel ran"
         times = {kind: sorted(map(busy_s, each)) for kind, each in runs.items()}
-        middle = self.repeats // 2
+        middle = _PROFILED_CALLS // 2
         names = tuple(name[:80] for name, _, _ in runs["warm"][-1])
         return Timing(
             cold_s=times["cold"][middle],

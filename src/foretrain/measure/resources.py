@@ -172,8 +172,8 @@ class Meter(Protocol):
 class CpuMeter:
     """This process on its cores: CPU time over cores and wall time; resident memory over the memory limit."""
 
-    def __init__(self, cores: int, memory_limit_bytes: float | None = None) -> None:
-        self._cores, self.limit_bytes = cores, memory_limit_bytes or memory_limit()
+    def __init__(self, cores: int) -> None:
+        self._cores, self.limit_bytes = cores, memory_limit()
         self._page = resource.getpagesize()
         self._last = time.process_time()
 

@@ -1,16 +1,16 @@
-"""Forecasts, and searches for, configurations of a workload by a Gaussian process, as CherryPick does."""
+"""Forecasts configurations of a workload by a Gaussian process, as CherryPick does (``search`` asks it)."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
-from foretrain.errors import InputError, invalid
+from foretrain.errors import InputError
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor, unfitted
@@ -85,17 +85,6 @@ class Process:
         model = _regressor(kernel, optimizer=None).fit(self.rows, self.logs - self.logs.mean())
         mean, deviation = model.predict(rows, return_std=True)
         return mean + self.logs.mean(), np.sqrt(deviation**2 + self.within[0])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """What a search tried, in order, with what each cost, and the best of them."""
-
-    tried: tuple[int, ...]
-    costs: tuple[float, ...]
-    best: int
-    stopped: str
-    """Why it ended."""
 
 
 @final
@@ -221,40 +210,6 @@ def configuration(job: Job) -> list[float]:
     workers, cluster = job.cluster.world_size, job.cluster
     figures = (workers, job.workload.training.global_batch / workers, cluster.nodes, cluster.device.cores)
     return [float(np.log(figure)) for figure in figures]
-
-
-def search(
-    candidates: Sequence[Job],
-    cost: Callable[[Job], float],
-    *,
-    start: int = 3,
-    least: int = 6,
-    improvement: float = 0.1,
-    seed: int = 0,
-) -> Search:
-    """Try configurations by expected improvement until none promises a share ``improvement`` of the cost.
-
-    ``cost`` runs a job (or asks a predictor) and returns what it costs: seconds, dollars. At least ``least``
-    are tried, as in the paper.
-    """
-    if not candidates:
-        raise InputError("candidates: there are none to search")
-    if not 0 <= improvement < 1:
-        raise invalid("improvement", improvement, "a share between 0 and 1")
-    rows = np.array([configuration(job) for job in candidates])
-    tried = np.random.default_rng(seed).permutation(len(candidates))[: max(1, start)].tolist()
-    costs = [float(cost(candidates[i])) for i in tried]
-    stopped = "every candidate was tried"
-    while len(tried) < len(candidates):
-        gains = expected_improvement(Process.learn(rows[tried], np.array(costs)), rows, min(costs))
-        gains[tried] = -1.0
-        following = int(gains.argmax())
-        if len(tried) >= least and gains[following] < improvement * min(costs):
-            stopped = f"no candidate promises {improvement:.0%} less"
-            break
-        tried.append(following)
-        costs.append(float(cost(candidates[following])))
-    return Search(tried=tuple(tried), costs=tuple(costs), best=tried[int(np.argmin(costs))], stopped=stopped)
 
 
 def expected_improvement(process: Process, rows: Array, best: float | Array) -> Array:

@@ -67,12 +67,16 @@ def merge_layers(seconds: Mapping[str, float], *, depth: int | None = None) -> d
     return table
 
 
-def kinds_of_layers(paths: Iterable[str], *, depth: int = 12) -> dict[str, str]:
-    """What each layer is called where numbered blocks are one: ``model.layers.*.mlp`` of
+_DEEPEST = 12
+"""Names of a layer's path that tell its kind."""
+
+
+def kinds_of_layers(paths: Iterable[str]) -> dict[str, str]:
+    """Name the kind of each layer, where numbered blocks are one: ``model.layers.*.mlp`` of
     ``model.layers.12.mlp``."""
     known = list(paths)
     blocks = _blocks(known)
-    return {path: _cut(path, blocks, depth) for path in known}
+    return {path: _cut(path, blocks, _DEEPEST) for path in known}
 
 
 def _blocks(paths: Iterable[str]) -> frozenset[str]:

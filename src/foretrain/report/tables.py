@@ -121,9 +121,13 @@ def _whole(result: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(result[key] for key in ("predictor", "runs_file", "quantity"))
 
 
-def _short(name: str, most: int = 24) -> str:
-    """The end of a name that is too long for its column: the file, class or folder of a predictor."""
-    return name if len(name) <= most else f"…{name[1 - most :]}"
+_NAME_WIDTH = 24
+"""Letters of a predictor's name that its column has room for."""
+
+
+def _short(name: str) -> str:
+    """Keep the end of a name that is too long for its column: the file, class or folder of a predictor."""
+    return name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"
 
 
 def figures_table(figures: Figures) -> Table:

@@ -14,10 +14,10 @@ from foretrain.report.board import (
     GROUPINGS,
     SCORE_COLUMNS,
     SHOWN_GROUPS,
-    by_predictor,
     overall,
     percent,
     score_rows,
+    step_times,
 )
 from foretrain.web.page import static
 
@@ -49,7 +49,7 @@ _STYLE = """
 def write_board(board: Board, folder: Path) -> None:
     """Write the page, and the scatter of each predictor as a picture of its own."""
     write_atomically(folder / "board.html", board_page(board))
-    for name, points in by_predictor(board).items():
+    for name, points in step_times(board).items():
         picture = scatter(points, _PICTURE).replace("<svg ", f"<svg {_ALONE} ", 1)
         picture = picture.replace(">", f">{_GROUND}", 1)
         write_atomically(folder / f"{re.sub(_NO_FILE_NAME, '-', name)}.svg", picture)
@@ -77,7 +77,7 @@ def _opening(board: Board) -> str:
 
 
 def _sections(board: Board) -> Iterator[tuple[str, str]]:
-    own = by_predictor(board)
+    own = step_times(board)
     figures = "".join(
         f"<figure>{scatter(points)}"
         f"<figcaption>{html.escape(name)}, {len(points):,} step times</figcaption></figure>"
