@@ -17,7 +17,7 @@ from foretrain.errors import ForetrainError, InputError, first_line, unknown
 from foretrain.forecast import Estimate
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
-from foretrain.units import count_of
+from foretrain.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def candidates(
             try:
                 jobs.append(_scaled(base, section, workers, wishes.batch, count, epochs, catalog))
             except ForetrainError as error:
-                label = f"{count_of(workers, 'worker')} on {section.get('node') or section['device']}"
+                label = f"{counted(workers, 'worker')} on {section.get('node') or section['device']}"
                 refused[label] = first_line(error)
     if not jobs:
         field = "instances" if wishes.instances else "workers"
@@ -288,15 +288,15 @@ def machines(job: Job) -> str:
         return f"{cluster.nodes} x {node.name}"
     if device.is_cpu:
         nodes = f"{cluster.nodes} nodes with " if cluster.nodes > 1 else ""
-        return f"{nodes}{device.name}, {count_of(device.cores, 'core')} each"
-    return f"{count_of(cluster.nodes, 'node')} with {device.name}"
+        return f"{nodes}{device.name}, {counted(device.cores, 'core')} each"
+    return f"{counted(cluster.nodes, 'node')} with {device.name}"
 
 
 def notes(options: Sequence[RatedConfiguration]) -> list[str]:
     """What the forecasts of these configurations note, each with those that it is said of."""
     said: dict[str, list[str]] = {}
     for option in options:
-        what = f"{count_of(option.job.cluster.world_size, 'worker')} on {machines(option.job)}"
+        what = f"{counted(option.job.cluster.world_size, 'worker')} on {machines(option.job)}"
         for note in option.notes:
             said.setdefault(note, []).append(what)
     return [
@@ -307,7 +307,7 @@ def notes(options: Sequence[RatedConfiguration]) -> list[str]:
 
 def describe(job: Job) -> str:
     """A configuration in a few words."""
-    workers = count_of(job.cluster.world_size, "worker")
+    workers = counted(job.cluster.world_size, "worker")
     return f"{workers} on {machines(job)}, {job.workload.training.samples:,} samples"
 
 

@@ -95,7 +95,11 @@ def parse_dollars(value: float | str, field: str = "cost") -> float:
 
 
 def counted(count: int, what: str) -> str:
-    """For people: 1 GPU, 1,200 GPUs."""
+    """Write a number of things for people.
+
+    >>> counted(1, "core"), counted(1200, "core")
+    ('1 core', '1,200 cores')
+    """
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -126,14 +130,6 @@ def format_count(value: float, unit: str = "") -> str:
         if abs(value) >= scale:
             return f"{_three_digits(value / scale)} {prefix}{unit}"
     return f"{_three_digits(value)} {unit}".rstrip()
-
-
-def count_of(number: int, what: str) -> str:
-    """
-    >>> count_of(1, "core"), count_of(1200, "core")
-    ('1 core', '1,200 cores')
-    """
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def format_dollars(amount: float) -> str:

@@ -10,7 +10,7 @@ from foretrain.duration import DATA
 from foretrain.forecast import Estimate, Forecast, RankMemory, fullest_of
 from foretrain.job import Job
 from foretrain.step.frameworks import logged_stage as stage_that_logs
-from foretrain.units import count_of, format_bytes, format_count, format_dollars, format_seconds
+from foretrain.units import counted, format_bytes, format_count, format_dollars, format_seconds
 
 if TYPE_CHECKING:
     from foretrain.predictors.fitting_changes import Remedy
@@ -72,7 +72,7 @@ def describe_cluster(job: Job) -> str:
     """``on 16 x h100-sxm-80gb (2 nodes of 8), data 2 x tensor 8, 4 micro-batches of 2``."""
     groups = []
     for group in job.cluster.groups:
-        cores = f" ({count_of(group.device.cores, 'core')} each)" if group.device.is_cpu else ""
+        cores = f" ({counted(group.device.cores, 'core')} each)" if group.device.is_cpu else ""
         spread = f" ({group.nodes} nodes of {group.devices_per_node})" if group.nodes > 1 else ""
         groups.append(f"{group.world_size} x {group.device.name}{cores}{spread}")
     words = [f"on {' and '.join(groups)}"]
