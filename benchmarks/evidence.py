@@ -37,17 +37,9 @@ from foretrain.evaluate.folds import Fold
 from foretrain.evaluate.forecasts import Answer, Asked, answer_all
 from foretrain.job import Run, read_runs
 from foretrain.predictors import DEFAULT, class_of, get
-from foretrain.predictors.evidence import (
-    FIELDS,
-    MEMORY,
-    SHIPPED,
-    SIZES,
-    Key,
-    Outcome,
-    Record,
-    Records,
-    describe,
-)
+from foretrain.predictors.evidence import Outcome
+from foretrain.predictors.likeness import FIELDS, SIZES, Key, describe
+from foretrain.predictors.records import MEMORY, SHIPPED, Record, Records
 from foretrain.predictors.roofline import RooflinePredictor
 
 SCORED = {

@@ -1,4 +1,5 @@
-"""Tests the joined predictor: who speaks for which job, that nothing it is scored on is learned from, and foretrain learn."""
+"""Tests the joined predictor: who speaks for which job, that nothing it is scored on is learned from, and
+foretrain learn."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from foretrain.job import Job, Run
 from foretrain.predictors import usual
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.evidence import Key
 from foretrain.predictors.joined import choosing, relations
 from foretrain.predictors.joined.choosing import WAYS, Array, LeftOut, Way, chosen_ways, errors_of
 from foretrain.predictors.joined.members import SHIPPED, everyone, read_names
 from foretrain.predictors.joined.predictor import JoinedPredictor, Joining
 from foretrain.predictors.joined.relations import Known, Relation
+from foretrain.predictors.likeness import Key
 from foretrain.predictors.seen import step_of
 from scaled_runs import job, run
 
@@ -308,7 +309,8 @@ def test_what_it_was_off_on_left_out_runs_is_its_evidence(learned: JoinedPredict
 
 
 def test_a_run_has_no_part_in_the_interval_that_is_told_to_hold_it() -> None:
-    """Those that were left out together err alike: their own misses would make an interval that holds them."""
+    """Those that were left out together err alike: their own misses would make an interval that holds
+    them."""
     learned = JoinedPredictor(joining=QUICK)
     learned.tried_ = left_out([[1.0 if i % 4 == 0 else 0.01 * (-1) ** i] for i in range(32)], ("a",))
     learned.missed_ = learned.tried_.missed("best")

@@ -72,10 +72,8 @@ def predict(
     'h100-sxm-80gb'
     """
     from foretrain import predictors
+    from foretrain.predictors.answering import answer
     from foretrain.predictors.base import Predictor
-    from foretrain.predictors.evidence import with_evidence
-    from foretrain.predictors.fitting_changes import with_remedies
-    from foretrain.predictors.recomputation import with_recomputation
 
     check_names(options, beside=("inputs", "loss", "targets", "predictor", "catalog"))
     _check_kind("catalog", catalog, (Catalog, str, Path), "a catalogue, or the path of one")
@@ -95,9 +93,7 @@ def predict(
         if predictor is None or isinstance(predictor, str | Path)
         else predictor
     )
-    forecast = chosen.predict(job)
-    forecast = with_remedies(with_evidence(forecast, chosen.knows(forecast)), chosen)
-    forecast = with_recomputation(forecast, chosen)
+    forecast = answer(chosen, job)
     return forecast if _is_module(model) else _saying_what_is_left_out(forecast, options.get("optimizer"))
 
 

@@ -61,7 +61,7 @@ def fit(
     from foretrain.files import check_target
     from foretrain.job import runs_of_file
     from foretrain.predictors.base import OperatorPredictor, source_of
-    from foretrain.predictors.evidence import of_learned
+    from foretrain.predictors.records import of_learned
     from foretrain.report.screen import progress
 
     datasets, runs = _sort(files)

@@ -111,6 +111,7 @@ def predict(
     """Forecast time, memory and cost of a job file or a model; options override the file."""
     from foretrain import predictors
     from foretrain.files import check_target
+    from foretrain.predictors.answering import answer
     from foretrain.predictors.plugins import told_in_one_line
 
     target, launch_files = target_and_launch_files(target, launch_files)
@@ -172,7 +173,7 @@ def predict(
         return
     chosen = predictors.get(name)
     with told_in_one_line(type(chosen)):
-        forecast = _with_remedies(_forecast(chosen, job), chosen)
+        forecast = answer(chosen, job)
         ideas = _suggestions(forecast, chosen) if suggest else None
     use = _resources(forecast) if resources else None
     if as_json:
@@ -194,22 +195,6 @@ def _usual(quiet: bool) -> str:
     if found != DEFAULT and not quiet:
         say(f"by {found}, the usual predictor here (--predictor {DEFAULT} passes it by)")
     return found
-
-
-def _forecast(predictor: Predictor, job: Job) -> Forecast:
-    """With what measured runs say of it."""
-    from foretrain.predictors.evidence import with_evidence
-
-    forecast = predictor.predict(job)
-    return with_evidence(forecast, predictor.knows(forecast))
-
-
-def _with_remedies(forecast: Forecast, predictor: Predictor) -> Forecast:
-    """With what would make the job fit, where it does not, and what recomputation does to it."""
-    from foretrain.predictors.fitting_changes import with_remedies
-    from foretrain.predictors.recomputation import with_recomputation
-
-    return with_recomputation(with_remedies(forecast, predictor), predictor)
 
 
 def _suggestions(forecast: Forecast, predictor: Predictor) -> list[Suggestion]:
@@ -390,10 +375,12 @@ def _answer(asked: _Asked, line: str) -> tuple[dict[str, Any], str]:
     """The forecast of one job, or why there is none; a bug comes with its traceback and does not cost the
     other jobs."""
     from foretrain.job import parse_job
+    from foretrain.predictors.evidence import with_evidence
 
+    predictor = asked.portable.predictor
     try:
         job = parse_job(line, catalog=asked.catalog, base=asked.base, edit=overriding(asked.options))
-        return {"forecast": _forecast(asked.portable.predictor, job).to_dict()}, ""
+        return {"forecast": with_evidence(predictor.predict(job), predictor).to_dict()}, ""
     except ForetrainError as error:
         return {"error": str(error)}, ""
     except Exception as error:

@@ -22,7 +22,8 @@ from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 
 if TYPE_CHECKING:
-    from foretrain.predictors.evidence import Evidence, Records
+    from foretrain.predictors.evidence import Evidence
+    from foretrain.predictors.records import Records
 
 Taken = TypeVar("Taken")
 
@@ -162,7 +163,8 @@ class Predictor(ABC):
     def knows(self, forecast: Forecast) -> Evidence | None:
         """The measured runs nearest to a job that it forecast, and how far off it was on them; None where
         none are kept."""
-        from foretrain.predictors.evidence import Key, shipped
+        from foretrain.predictors.likeness import Key
+        from foretrain.predictors.records import shipped
 
         records = shipped() if self.records_ == "shipped" else self.records_
         layout = None if forecast.step is None else forecast.step.layout
@@ -197,7 +199,7 @@ class Predictor(ABC):
             raise InputError(f"{folder}: not a {cls.name} of this version ({why}); fit it again") from error
         made.records_ = None
         if (folder / EVIDENCE).exists():
-            from foretrain.predictors.evidence import Records
+            from foretrain.predictors.records import Records
 
             made.records_ = Records.read(folder / EVIDENCE)
         return made

@@ -8,7 +8,7 @@ from pathlib import Path
 from foretrain.errors import UnsupportedJob
 from foretrain.job import Run
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.evidence import of_learned
+from foretrain.predictors.records import of_learned
 
 
 def learn_into(

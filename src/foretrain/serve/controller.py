@@ -24,10 +24,8 @@ from foretrain.job import Job
 from foretrain.measure.nvml import gpu_count
 from foretrain.measure.resources import AUTO, find_interface, memory_limit
 from foretrain.predictors import get
+from foretrain.predictors.answering import answer
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.evidence import with_evidence
-from foretrain.predictors.fitting_changes import with_remedies
-from foretrain.predictors.recomputation import with_recomputation
 
 DEFAULT = "predictddl"
 _LINK_TIMEOUT_S = 60.0
@@ -278,12 +276,10 @@ class Controller:
         return answer
 
     def _forecast(self, job: Job) -> Forecast:
-        """One at a time: torch traces and embeds with state of the whole process."""
+        """Forecast one job at a time: torch traces and embeds with state of the whole process."""
         self.predictor.check(job)  # before a model is traced for nothing
         with self._forecasting:
-            forecast = self.predictor.predict(job)
-            forecast = with_evidence(forecast, self.predictor.knows(forecast))
-            return with_recomputation(with_remedies(forecast, self.predictor), self.predictor)
+            return answer(self.predictor, job)
 
     def _complete(
         self, data: Mapping[str, Any], device: str | None, cores_per_device: int

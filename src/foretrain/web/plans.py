@@ -33,7 +33,7 @@ def plan_table(
     for number, option in enumerate(options):
         view = choices.view_of(option.job)
         if not table.has(view):
-            forecast = with_evidence(option.forecast, predictor.knows(option.forecast))
+            forecast = with_evidence(option.forecast, predictor)
             table.add(view, forecast, predictor, fine=number == 0, target=target)
     fill(table, predictor, seconds)
     table.extra["plans"] = plan_section(plans, choices, options)

@@ -178,9 +178,7 @@ def fill(
                 table.left += 1
                 continue
             started_s = clock()
-            forecast = predictor.predict(job)
-            forecast = with_evidence(forecast, predictor.knows(forecast))
-            table.add(view, forecast, predictor)
+            table.add(view, with_evidence(predictor.predict(job), predictor), predictor)
             if kind not in traced:
                 longest_s = max(longest_s, clock() - started_s)
                 traced[kind] = None

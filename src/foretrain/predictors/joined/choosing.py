@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.job import Job
-from foretrain.predictors.evidence import FIELDS, SIZES, Key, shipped
 from foretrain.predictors.joined.relations import Relation
+from foretrain.predictors.likeness import FIELDS, SIZES, Key
+from foretrain.predictors.records import shipped
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

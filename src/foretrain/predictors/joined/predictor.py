@@ -20,7 +20,7 @@ from foretrain.predictors.blackbox import forecast_around
 from foretrain.predictors.conformal import factors
 from foretrain.predictors.driple.features import TARGETS
 from foretrain.predictors.driple.predictor import DriplePredictor
-from foretrain.predictors.evidence import Outcome, Record, Records, describe, shipped
+from foretrain.predictors.evidence import Outcome
 from foretrain.predictors.joined import relations
 from foretrain.predictors.joined.choosing import (
     WORDS,
@@ -37,7 +37,9 @@ from foretrain.predictors.joined.figures import learn_figures, with_figures
 from foretrain.predictors.joined.members import LEARNING, RESOURCES, SHIPPED, Members, read_names
 from foretrain.predictors.joined.relations import Known, Relation, device_of
 from foretrain.predictors.joined.trying import STEP, try_out
+from foretrain.predictors.likeness import describe
 from foretrain.predictors.ray_models.scaling import spread_of_misses
+from foretrain.predictors.records import Record, Records, shipped
 from foretrain.step.assembly import MEMORY_QUANTITIES
 from foretrain.step.assembly import QUANTITIES as ALL_QUANTITIES
 from foretrain.units import counted

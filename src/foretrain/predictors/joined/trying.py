@@ -9,10 +9,10 @@ import numpy as np
 
 from foretrain.forecast import Estimate
 from foretrain.job import Job, Run
-from foretrain.predictors.evidence import Key
 from foretrain.predictors.joined.choosing import Array, LeftOut, key_of
 from foretrain.predictors.joined.members import Members, everyone
 from foretrain.predictors.joined.relations import Known, Part, Relation, device_of
+from foretrain.predictors.likeness import Key
 from foretrain.predictors.seen import step_of
 
 STEP = "step_time_s"
