@@ -435,7 +435,7 @@ def test_a_task_survives_json(folder: Path) -> None:
         (["--batch", "8"], "models: missing"),
         (
             ["--models", "resnet18", "--batch", "8", "--workers", "two"],
-            "workers: 'two' is not a whole number",
+            "workers: 'two' is not whole numbers with commas between them",
         ),
         (["--models", "resnet18", "--batch", "8", "--workers", "0"], "workers: 0 is not 1 or more"),
         (

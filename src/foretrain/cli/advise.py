@@ -11,6 +11,7 @@ import typer
 
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
+from foretrain.cli.lists import whole_numbers, words
 from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
@@ -97,9 +98,9 @@ def advise(
     else:
         base, known_runs = _start(Job.load(job, catalog=known).seen_from(runs[0].parent), known_runs, model)
     wishes = advice.Wishes(
-        samples=_numbers("samples", samples), epochs=epochs, workers=_numbers("workers", workers),
-        cores=_numbers("cores", cores),
-        instances=tuple(instances.split(",")) if instances else (), batch=batch,
+        samples=_counts("samples", samples), epochs=epochs, workers=_counts("workers", workers),
+        cores=_counts("cores", cores),
+        instances=words("instances", instances), batch=batch,
     )  # fmt: skip
     jobs, refused = advice.candidates(base, known_runs, wishes, known)
     if search:
@@ -172,13 +173,8 @@ def _learned(name: str, runs: list[Run]) -> Predictor:
     return learned
 
 
-def _numbers(name: str, text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return ()
-    try:
-        values = tuple(int(float(word)) for word in text.split(","))
-    except (OverflowError, ValueError) as error:
-        raise invalid(name, text, "whole numbers with commas between them") from error
+def _counts(name: str, text: str | None) -> tuple[int, ...]:
+    values = whole_numbers(name, text)
     if any(value < 1 for value in values):
         raise InputError(f"{name}: {text!r} has a number below 1")
     return values

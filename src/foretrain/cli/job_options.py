@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from foretrain.cli import completion
+from foretrain.cli.lists import sides
 from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
@@ -343,7 +344,7 @@ def _of_job(options: Options) -> Options:
     if (mode := given.pop("compile_mode", None)) is not None:
         given["compile"] = mode
     if "image" in given:
-        given["image"] = _image(given["image"])
+        given["image"] = sides("training.image", given["image"])
     for setting in given.pop("set", []):
         _put(given, setting)
     for name in ("evaluate_every", "checkpoint_every"):
@@ -377,10 +378,3 @@ def setting_value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return {"True": True, "False": False}.get(text, text)
-
-
-def _image(text: str) -> int | list[int]:
-    sides = text.replace("x", ",").split(",")
-    if len(sides) not in (1, 3) or not all(side.strip().isdigit() for side in sides):
-        raise invalid("training.image", text, "a side length or channels,height,width")
-    return int(text) if len(sides) == 1 else [int(side) for side in sides]

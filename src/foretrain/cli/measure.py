@@ -12,6 +12,7 @@ import typer
 
 from foretrain.cli.app import JsonFlag, registry, say, show, told_if_interrupted
 from foretrain.cli.job_options import CatalogOption
+from foretrain.cli.lists import sides, whole_numbers, words
 from foretrain.cli.scale_out import RayOption, ScaleOut
 from foretrain.errors import InputError, invalid
 from foretrain.units import parse_seconds
@@ -406,27 +407,10 @@ def _options(
     single: Mapping[str, Any],
     image: str | None,
 ) -> dict[str, Any]:
-    """The keys of a campaign file that were given as options."""
+    """Collect the keys of a campaign file that were given as options."""
     return {
-        **{name: _list(name, text, lambda _, part: part) for name, text in lists.items() if text is not None},
-        **{name: _list(name, text, _whole) for name, text in numbers.items() if text is not None},
+        **{name: list(words(name, text)) for name, text in lists.items() if text is not None},
+        **{name: list(whole_numbers(name, text)) for name, text in numbers.items() if text is not None},
         **{name: value for name, value in single.items() if value is not None},
-        **({} if image is None else {"image": _image(image)}),
+        **({} if image is None else {"image": sides("image", image)}),
     }
-
-
-def _list(name: str, text: str, parse: Callable[[str, str], Any]) -> list[Any]:
-    return [parse(name, part.strip()) for part in text.split(",") if part.strip()]
-
-
-def _image(text: str) -> int | list[int]:
-    sides: list[int] = _list("image", text.replace("x", ","), _whole)
-    if len(sides) not in (1, 3):
-        raise invalid("image", text, "a side length or channels,height,width")
-    return sides[0] if len(sides) == 1 else sides
-
-
-def _whole(name: str, text: str) -> int:
-    if not text.isdigit():
-        raise invalid(name, text, "a whole number")
-    return int(text)

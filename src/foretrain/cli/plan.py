@@ -23,6 +23,7 @@ from foretrain.cli.job_options import (
     setting_value,
     with_options,
 )
+from foretrain.cli.lists import whole_numbers, words
 from foretrain.cli.predict_checks import refuse_without
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray
 from foretrain.errors import InputError, invalid
@@ -145,11 +146,7 @@ def plan(
         fits=fits,
         risk=risk,
     )
-    wanted = Wanted(
-        kinds=_words("devices", kinds),
-        most=max_devices,
-        counts=_numbers("counts", counts),
-    )
+    wanted = Wanted(kinds=words("devices", kinds), most=max_devices, counts=whole_numbers("counts", counts))
     effort = Effort(seconds=seconds, exhaustive=exhaustive, processes=processes, ray=ray, cached=not fresh)
     chosen = predictors.get(predictor)
     number, measured = _runs(runs)
@@ -201,8 +198,8 @@ class _Asked:
     effort: Effort
 
     def job(self, settings: Mapping[str, Any]) -> Job:
-        words = [f"{name}={value}" for name, value in settings.items()]
-        options = {**self.options, **({"set": words} if words else {})}
+        texts = [f"{name}={value}" for name, value in settings.items()]
+        options = {**self.options, **({"set": texts} if texts else {})}
         return one_job(self.target, self.launch_files, options)
 
     def plans(self, job: Job, held: Mapping[str, Sequence[Any]] | None = None) -> Plans:
@@ -365,18 +362,18 @@ def _learn(predictor: Predictor, path: Path) -> None:
 # What options say
 
 
-def _settings(words: Sequence[str]) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
+def _settings(texts: Sequence[str]) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
     """Axes of the plan that are held, and other fields of the job, each with its values."""
     from foretrain.options import section_of
     from foretrain.planner.space import HELD
 
     held: dict[str, tuple[Any, ...]] = {}
     fields: dict[str, tuple[Any, ...]] = {}
-    for word in words:
-        path, equals, text = word.partition("=")
+    for setting in texts:
+        path, equals, text = setting.partition("=")
         section, _, name = path.partition(".")
         if not equals or not name:
-            raise invalid("--set", word, "of the form section.field=value, such as plan.tensor=2,4")
+            raise invalid("--set", setting, "of the form section.field=value, such as plan.tensor=2,4")
         section_of(section, name.partition(".")[0])
         if section == "plan" and name in HELD:
             held[name] = tuple(_plan_value(name, one) for one in text.split(","))
@@ -412,18 +409,3 @@ def _runs(text: str | None) -> tuple[int | None, Path | None]:
             raise invalid("runs", text, "a number of at least 1, or a file of runs")
         return int(text), None
     return None, Path(text)
-
-
-def _words(name: str, text: str | None) -> tuple[str, ...]:
-    """What stands between commas; at least something where anything is given."""
-    found = tuple(word.strip() for word in (text or "").split(",") if word.strip())
-    if text is not None and not found:
-        raise invalid(name, text, "names or numbers with commas between them")
-    return found
-
-
-def _numbers(name: str, text: str | None) -> tuple[int, ...]:
-    words = _words(name, text)
-    if not all(word.isdigit() for word in words):
-        raise invalid(name, text, "whole numbers with commas between them")
-    return tuple(int(word) for word in words)
