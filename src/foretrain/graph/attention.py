@@ -27,7 +27,7 @@ class _Attention:
     value: TensorSpec
 
     def around_softmax(self, graph: OpGraph) -> _Attention:
-        """What a fused softmax does: scaling, mask and softmax, neither products nor dropout."""
+        """Keep what a fused softmax does: scaling, mask and softmax, neither products nor dropout."""
         forward, backward = (
             tuple(i for i in calls if not _is_beside_softmax(graph.ops[i].operator.name))
             for calls in (self.forward, self.backward)
@@ -107,7 +107,8 @@ def _is_beside_softmax(name: str) -> bool:
 
 
 def _find(graph: OpGraph, layer: str) -> _Attention | None:
-    """By the size of the scores: all calls of the layer that touch a tensor of that size belong to it."""
+    """Find a layer's attention by the size of its scores: all its calls that touch a tensor of that size
+    belong to it."""
     own = [i for i, op in enumerate(graph.ops) if op.layer == layer and op.phase != "optimizer"]
     scores = _score_sizes(graph, own)
     touching = [
@@ -139,7 +140,8 @@ def _find(graph: OpGraph, layer: str) -> _Attention | None:
 
 
 def _score_sizes(graph: OpGraph, own: Sequence[int]) -> set[int]:
-    """Of the scores as the product makes and as the softmax takes them: with a sink, a column more."""
+    """Read the sizes of the scores as the product makes and as the softmax takes them: with a sink, a column
+    more."""
     made = 0
     for i in own:
         operator = graph.ops[i].operator
@@ -228,7 +230,7 @@ def _backward(attention: _Attention, causal: bool) -> Operator:
 
 
 def _softmax(attention: _Attention, merged: int) -> Operator:
-    """One kernel that reads scores (or their gradients and the probabilities) and writes as many."""
+    """Make one kernel that reads scores (or their gradients and the probabilities) and writes as many."""
     scores = attention.scores
     inputs = (scores, scores) if merged > 2 else (scores,)
     return _operator(FUSED, inputs, (scores,), {"ops": ["_softmax"], "kernels": 1})

@@ -206,7 +206,8 @@ class _Lines:
         return [shape, one.dtype, strides]
 
     def _line(self, one: Any, other: Any, what: str) -> Any:
-        """What two values are at any batch: themselves where they are equal, else a line of whole numbers."""
+        """Join two values to their value at any batch: themselves where they are equal, else a line of whole
+        numbers."""
         if isinstance(one, dict) and isinstance(other, dict):
             _same(list(one), list(other), what)
             return {name: self._line(value, other[name], f"{what} {name}") for name, value in one.items()}

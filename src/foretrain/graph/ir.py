@@ -95,7 +95,7 @@ class Operator:
         return self.bytes_read + self.bytes_written
 
     def on(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Operator:
-        """The same operator on other tensors, each read or written once."""
+        """Copy the operator to other tensors, each read or written once."""
         return dataclasses.replace(
             self,
             inputs=inputs,
@@ -180,7 +180,7 @@ class Stack:
     """For each of the ``layers``, the traced one that is its equal."""
 
     def copies(self, traced: int) -> int:
-        """How many layers of the model a traced one stands for."""
+        """Count the layers of the model that a traced one stands for."""
         return self.stands_for.count(traced)
 
     def layer_of(self, path: str) -> int | None:
@@ -353,7 +353,7 @@ def write_compressed(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_compressed(path: Path, expected_format: str, build: Callable[[Mapping[str, Any]], T]) -> T:
-    """What ``build`` makes of the data that ``write_compressed`` wrote."""
+    """Read data that ``write_compressed`` wrote, and make of it what ``build`` does."""
     import zstandard
 
     try:

@@ -176,7 +176,7 @@ def _embedding_backward(op: Op, new: New) -> list[Op]:
 
 
 def _max_pooling(op: Op, new: New) -> list[Op]:
-    """Where maxima were in their windows is written in a byte each."""
+    """Write the places of maxima in their windows in a byte each."""
     if not _whole(op, 1, 2):
         return [op]
     values, places = op.operator.outputs
@@ -232,7 +232,7 @@ def _product(op: Op, new: New) -> list[Op]:
 
 
 def _filled_up(spec: TensorSpec, sizes: Mapping[int, int]) -> TensorSpec:
-    """With the last two dimensions at their new sizes; a matrix that was turned still is."""
+    """Change the last two dimensions to their new sizes; a matrix that was turned still is."""
     outer, matrix = spec.shape[:-2], tuple(sizes.get(size, size) for size in spec.shape[-2:])
     strides = None
     if spec.strides is not None and len(matrix) == 2 and spec.strides[-2] == 1:
@@ -257,7 +257,7 @@ _LOOPS: dict[str, Callable[[Op, New], list[Op]]] = {
 
 
 def _without_copies(graph: OpGraph) -> OpGraph:
-    """Without the copies that autograd makes of what an activation is about to overwrite: to a compiler
+    """Take out the copies that autograd makes of what an activation is about to overwrite: to a compiler
     nothing is overwritten, so the copy is what was there before."""
     writers: dict[int, list[int]] = defaultdict(list)
     readers: dict[int, list[int]] = defaultdict(list)
@@ -322,7 +322,7 @@ def _with_gradient_of_logits(graph: OpGraph) -> OpGraph:
 
 
 def _channels_last(graph: OpGraph) -> OpGraph:
-    """All contiguous images and convolutions' weights with channels last, as far as the optimizer.
+    """Lay all contiguous images and weights of convolutions out with channels last, as far as the optimizer.
 
     What the user gave is copied where nothing casts it, and gradients of weights are copied back.
     """

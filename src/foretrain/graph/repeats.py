@@ -17,7 +17,7 @@ again there."""
 
 
 def without_repeats(graph: OpGraph) -> OpGraph:
-    """The same step with each value computed once in a pass, and what then nobody reads left out."""
+    """Compute each value once in a pass, and leave out what nobody reads then."""
     same = _equal_results(graph)
     if not same:
         return graph
