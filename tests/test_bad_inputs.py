@@ -29,7 +29,7 @@ import foretrain.units
 from commands import run
 from foretrain import predictors
 from foretrain.errors import ForetrainError
-from foretrain.graph.ir import to_json
+from foretrain.graph.storage import to_json
 from foretrain.job import Job
 from made_up import one_product
 

@@ -22,7 +22,7 @@ from foretrain.capture.sources.models import load_model
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph
 from foretrain.graph.batches import BatchFamily
-from foretrain.graph.ir import to_json
+from foretrain.graph.storage import to_json
 from foretrain.job import Job
 
 CAPTURE = importlib.import_module("foretrain.capture")  # foretrain.capture the attribute is the function

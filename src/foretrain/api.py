@@ -232,7 +232,7 @@ def _data_ranks(tables: Mapping[str, Any], catalog: Catalog) -> int:
 def _follow_graph(path: Path, tables: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """What a graph was captured with, put into the job; an option that contradicts it is an error."""
     from foretrain.graph import OpGraph
-    from foretrain.graph.ir import checked
+    from foretrain.graph.storage import checked
 
     graph, training = checked(OpGraph.load(path), path), tables["training"]
     follows = ("mode", "precision", "fp8", "optimizer")

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.graph.flops import flops
-from foretrain.graph.ir import (
-    Operator,
-    OpGraph,
-    TensorSpec,
+from foretrain.graph.ir import Operator, OpGraph, TensorSpec
+from foretrain.graph.storage import (
     assemble,
     operator_from,
     paused_collector,
