@@ -478,7 +478,7 @@ def test_a_file_of_another_format_in_the_cache_is_traced_again(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
-        older.setattr("foretrain.graph.ir.FORMAT", "foretrain-graph/0")
+        older.setattr("foretrain.graph.storage.FORMAT", "foretrain-graph/0")
         capture_job(a_job(base))
     assert capture_job(a_job(base)).parameters == 27
 

@@ -212,7 +212,7 @@ def _kernel_kinds(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
 def kernel_models(
     operators: Iterable[tuple[MeasuredOperator, Described]],
 ) -> dict[str, OperatorModel]:
-    """How many kernels a call launches, by family, where its operators differ in it."""
+    """Learn how many kernels a call launches, by family, where its operators differ in it."""
     families: dict[str, list[tuple[MeasuredOperator, Described]]] = {}
     for one, described in operators:
         if one.kernels is not None and described.figures and not traits(one.name).multi_tensor:

@@ -67,7 +67,7 @@ def meets_weights(operator: Operator) -> bool:
 
 
 def uneven_factors(operators: Sequence[Operator]) -> Column:
-    """How much longer products take whose rows are spread over experts by chance than with as many for
+    """Give how much longer products take whose rows are spread over experts by chance than with as many for
     each."""
     factors = np.ones(len(operators))
     for i, operator in enumerate(operators):

@@ -56,7 +56,8 @@ def team(degree: int, stride: int, devices_per_node: int) -> Team:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamPlacement:
-    """Where the members of a team lie: on nodes, which lie in NVLink domains, which the network joins."""
+    """Says where the members of a team lie: on nodes, which lie in NVLink domains, which the network
+    joins."""
 
     per_node: int
     """Members on each node that it touches."""

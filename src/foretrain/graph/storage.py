@@ -65,7 +65,8 @@ def digest(graph: OpGraph) -> str:
 
 
 def to_json(graph: OpGraph) -> dict[str, Any]:
-    """Write a graph as tables of distinct specs, operators and layer names; ops and buffers refer to them by number."""
+    """Write a graph as tables of distinct specs, operators and layer names; ops and buffers refer to them by
+    number."""
     specs: dict[TensorSpec, int] = {}
     layers: dict[str, int] = {}
     operators = [

@@ -38,7 +38,7 @@ def collective_s(
     way: Dispatcher = "alltoall",
     routing: Choice = "random",
 ) -> float:
-    """One call of a collective that the graph holds."""
+    """Time one call of a collective that the graph holds."""
     members = teams.named(operator.overload)
     if way in KERNELS and operator.name == "all_to_all" and operator.overload == "expert":
         return _token_exchange_s(operator, network, members, way, routing)
@@ -53,8 +53,8 @@ _LEAST_WIDTH = 256
 def _token_exchange_s(
     operator: Operator, network: Collectives, members: Team, way: Dispatcher, routing: Choice
 ) -> float:
-    """Of tokens to their experts, where more rows come out than go in, or back. DeepEP gives a row for each
-    rank that a token goes to, HybridEP for each expert."""
+    """Time the exchange of tokens with their experts, where more rows come out than go in, or back. DeepEP
+    gives a row for each rank that a token goes to, HybridEP for each expert."""
     given, taken = operator.inputs[0], operator.outputs[0]
     if len(given.shape) < 2 or given.shape[-1] < _LEAST_WIDTH:
         return 0.0
@@ -84,7 +84,7 @@ def _token_exchange_s(
 
 
 def _directions(given: TensorSpec, taken: TensorSpec) -> tuple[Direction, ...]:
-    """Which way tokens go; either, half of the time, where each goes to one rank alone."""
+    """Tell which way tokens go; either, half of the time, where each goes to one rank alone."""
     if given.numel == taken.numel:
         return ("dispatch", "combine")
     return ("dispatch",) if taken.numel > given.numel else ("combine",)

@@ -83,7 +83,7 @@ class Step:
     """Sums of the calls' device seconds that were asked for; no scaling of the step changes them."""
 
     def of_job(self, job: Job) -> Step:
-        """The same of a job that differs in its length alone."""
+        """Give the step of a job that differs in its length alone."""
         return dataclasses.replace(self, layout=self.layout.of_job(job))
 
     @property
@@ -97,7 +97,7 @@ class Step:
 
     @property
     def sent_bytes(self) -> float:
-        """By one rank in a step, over its links."""
+        """Count the bytes that one rank sends in a step, over its links."""
         return sum(self.sent.values())
 
     @property
@@ -106,7 +106,7 @@ class Step:
         return _causes(self.time)
 
     def scaled(self, factor: float) -> Step:
-        """With the time of the step by a factor; phases and calls stay as they were costed.
+        """Scale the time of the step; phases and calls stay as they were costed.
 
         Where the device waits for the host longer than the step changes, this wait changes and the device
         works as before; else all times of the schedule are multiplied.
@@ -224,8 +224,8 @@ def step_time_s(layout: Layout) -> float:
 
 
 def _phases(forward: Span, backward: Span, optimizer: Span, accumulation: int) -> dict[Phase, float]:
-    """By the device's clock in a step that begins idle, each from the end of the one before: they add up to
-    that step. Micro-batches after the third are as long as it."""
+    """Time the phases by the device's clock in a step that begins idle, each from the end of the one before:
+    they add up to that step. Micro-batches after the third are as long as it."""
     parts: dict[Phase, float] = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
     clocks = (0.0, 0.0)
 
@@ -244,7 +244,7 @@ def _phases(forward: Span, backward: Span, optimizer: Span, accumulation: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StageCalls:
-    """What the calls of a rank add up to in a step."""
+    """Adds up the calls of a rank in a step."""
 
     kernels: float
     bytes_moved: float
@@ -299,7 +299,7 @@ def _totals(layout: Layout, passes: Sequence[Placed], what: str) -> dict[str, fl
 
 
 def _codes(layout: Layout, placed: Placed, what: str, names: dict[str, int]) -> Index:
-    """What each call of a pass counts as, by numbers of ``names``."""
+    """Say what each call of a pass counts as, by numbers of ``names``."""
     phase, block, calls, _ = placed
     if what == "phase":
         plain = names.setdefault(phase, len(names))
@@ -408,19 +408,19 @@ def _waiting_ranks(job: Job) -> int:
 
 
 def straggling(ranks: int) -> float:
-    """What the slowest of many ranks takes longer, as a share of a step: the expected maximum of as many
-    normal deviations."""
+    """Give the time that the slowest of many ranks takes longer, as a share of a step: the expected maximum
+    of as many normal deviations."""
     return _JITTER * math.sqrt(2 * math.log(ranks))
 
 
 def _delayed(step: StepTime, ranks: int) -> StepTime:
-    """With the wait for the slowest of many ranks."""
+    """Add the wait for the slowest of many ranks."""
     longer = step.time_s * straggling(ranks)
     return dataclasses.replace(step, time_s=step.time_s + longer, straggler_s=longer)
 
 
 def _busy_s(layout: Layout, work: Work, time: StepTime) -> float:
-    """What the device works in a step, as ``Step.device_busy_s`` says it."""
+    """Time the device's work in a step, as ``Step.device_busy_s`` says it."""
     causes = _causes(time)
     exposed, servers = causes["exposed communication"], layout.job.plan.servers
     device = layout.site.groups[0].device
