@@ -63,7 +63,7 @@ class Tool:
     reply: Callable[[Given, Terms], Reply] = field(repr=False)
 
     def schema(self) -> dict[str, Any]:
-        """Of its arguments; where a job is described, any field of one may be among them."""
+        """Describe its arguments; where a job is described, any field of one may be among them."""
         return schema(self.arguments, required=self.required, others="model" in self.arguments)
 
 
@@ -101,7 +101,7 @@ def _inner_job(name: str, given: Given, terms: Terms, over: Job | None = None) -
 
 
 def _predictor(given: Given) -> Predictor:
-    """By name alone: folders and files are none."""
+    """Find a predictor by name alone: folders and files are none."""
     from foretrain import predictors
 
     name = read(given, PREDICTOR).get("predictor", predictors.DEFAULT)

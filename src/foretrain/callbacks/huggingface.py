@@ -147,7 +147,7 @@ def _precision(args: Any, model: Any) -> str:
 
 
 def _shard(args: Any) -> str:
-    """What DeepSpeed or FSDP keeps in pieces: with FSDP the weights too, unless it is told otherwise."""
+    """Say what DeepSpeed or FSDP keeps in pieces: with FSDP the weights too, unless it is told otherwise."""
     if stage := getattr(getattr(args, "deepspeed_plugin", None), "zero_stage", 0):
         return f"zero{stage}"
     if not args.fsdp:
@@ -159,7 +159,8 @@ def _shard(args: Any) -> str:
 
 
 def _length(args: Any, state: Any, loader: Any, batch: int) -> dict[str, Any]:
-    """How long the training is: in epochs where that gives the trainer's number of steps, else in steps."""
+    """Say how long the training is: in epochs where that gives the trainer's number of steps, else in
+    steps."""
     try:
         samples = len(loader.dataset)
     except (AttributeError, TypeError):

@@ -38,7 +38,7 @@ _NEAR = 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialJob:
-    """What the user says of the job: all of it, or tables to be completed."""
+    """Holds what the user says of the job: all of it, or tables to be completed."""
 
     job: Job | None = None
     tables: Tables = field(default_factory=dict)
@@ -82,7 +82,7 @@ def whole_job(partial: PartialJob, observed: Tables) -> Job:
 
 
 def differences(job: Job, observed: Tables) -> list[str]:
-    """Where a job contradicts what the framework says of the training, a line each."""
+    """Say where a job contradicts what the framework says of the training, a line each."""
     training, cluster = observed.get("training", {}), observed.get("cluster", {})
     notes = []
     batch, expected = training.get("global_batch"), job.workload.training.global_batch

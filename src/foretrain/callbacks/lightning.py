@@ -196,7 +196,8 @@ def _precision(name: str, on_gpu: bool) -> str:
 
 
 def _length(trainer: Any, loader: Any, batch: int, total: int | None) -> dict[str, Any]:
-    """How long the training is: in epochs where that gives the trainer's number of steps, else in steps."""
+    """Say how long the training is: in epochs where that gives the trainer's number of steps, else in
+    steps."""
     try:
         samples: dict[str, Any] = {"samples": len(loader.dataset)}
     except (AttributeError, TypeError):

@@ -172,7 +172,8 @@ class Recorder:
         self.step_begin()
 
     def steps(self, count: int, *, time_s: float | None = None) -> None:
-        """So many steps have ended; ``time_s`` is how long they took together, if that was measured."""
+        """Count so many steps that have ended; ``time_s`` is how long they took together, if that was
+        measured."""
         if not self._open:
             return
         if time_s is not None and self._steps >= self.warm_up:

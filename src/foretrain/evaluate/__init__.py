@@ -151,7 +151,7 @@ def _read(
 
 
 def _spread(lines: list[tuple[int, str]], most: int | None) -> list[tuple[int, str]]:
-    """So many of all lines, evenly from the first to the last."""
+    """Take so many of all lines, evenly from the first to the last."""
     if most is None or len(lines) <= most:
         return lines
     return [lines[place] for place in np.linspace(0, len(lines) - 1, most).round().astype(int)]
@@ -221,8 +221,8 @@ def _apart(results: Sequence[PredictorScore], rows: Sequence[Comparison]) -> Ite
 
 
 def bound_of(run: Run, forecast: str = "") -> Bound | None:
-    """What bounds the step of a run: the host where one GPU was busy in too little of it; where that was not
-    measured, what the forecast says, None where that is something else."""
+    """Say what bounds the step of a run: the host where one GPU was busy in too little of it; where that was
+    not measured, what the forecast says, None where that is something else."""
     devices = [group.device for group in run.job.cluster.groups]
     if any(device.is_cpu for device in devices):
         return None
@@ -258,7 +258,7 @@ def _compare_run(
 
 
 def scores_of(rows: Sequence[Comparison]) -> Scores:
-    """How far the forecasts of one or more comparisons are off, all together."""
+    """Score the forecasts of one or more comparisons, all together."""
     measured, predicted, low, high = (
         [getattr(row, name) for row in rows] for name in ("measured", "predicted", "low", "high")
     )

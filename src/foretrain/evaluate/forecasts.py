@@ -160,7 +160,7 @@ def _questions(to: int, runs: Sequence[Run], wanted: Sequence[int]) -> list[_Que
 
 
 def _ask(questions: Sequence[_Question], forecasters: _Forecasters, counted: Counted) -> list[Answer]:
-    """One by one, in this process."""
+    """Ask one question after the other, in this process."""
     answers, done = [], 0
     for question in questions:
         answers.append(_forecast(forecasters, question))
@@ -177,7 +177,7 @@ def _ask_workers(
     processes: int,
     ray: str | None,
 ) -> list[Answer]:
-    """All questions about a model go to one worker, which keeps the graphs that it has traced.
+    """Ask workers: all questions about a model go to one of them, which keeps the graphs that it has traced.
 
     A question that takes its worker down takes those about the same model with it; these are then asked one
     by one.

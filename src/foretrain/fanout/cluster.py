@@ -94,7 +94,8 @@ def check_installed(who: str = "ray:") -> None:
 
 
 def losses() -> tuple[type[Exception], ...]:
-    """What Ray raises when a worker, a node or what it held is gone, through no fault of what ran there."""
+    """List what Ray raises when a worker, a node or what it held is gone, through no fault of what ran
+    there."""
     from ray import exceptions as of
 
     return (

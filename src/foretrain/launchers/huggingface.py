@@ -53,7 +53,7 @@ def _fsdp(value: Any) -> Any:
 
 
 def _optimizer(value: Any) -> Any:
-    """As jobs call it; the Trainer's SGD has no momentum unless ``optim_args`` give it one."""
+    """Name the optimizer as jobs do; the Trainer's SGD has no momentum unless ``optim_args`` give it one."""
     found = spelled("optimizer")(value)
     return "sgd-plain" if found == "sgd" else found
 

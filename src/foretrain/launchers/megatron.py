@@ -255,7 +255,7 @@ def _sharding(reading: Reading, own: dict[str, Any]) -> None:
 
 
 def _overlap(reading: Reading) -> None:
-    """What Megatron-LM runs beside computation only where an argument asks for it."""
+    """Say what Megatron-LM runs beside computation only where an argument asks for it."""
     if reading.get("plan.tensor", 1) > 1 and reading.get("plan.sequence_parallel"):
         reading.default("plan.overlap.tensor", value=False, why="without --tp-comm-overlap")
     if reading.get("plan.shard") == "zero1":

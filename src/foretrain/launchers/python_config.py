@@ -30,7 +30,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class PythonFile:
-    """What a file imports, and the object that it configures."""
+    """Holds what a file imports, and the object that it configures."""
 
     imports: frozenset[str]
     config: Config
@@ -62,8 +62,8 @@ _LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "lora_dropout":
 
 
 def trainer_settings(path: Path) -> list[Setting]:
-    """What the code of a training program gives transformers' Trainer: its arguments, the model that it loads
-    and adapters; nothing where the file is not Python."""
+    """Read what the code of a training program gives transformers' Trainer: its arguments, the model that it
+    loads and adapters; nothing where the file is not Python."""
     try:
         with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
             tree = ast.parse(read_text(path), filename=str(path))
@@ -111,7 +111,7 @@ class _Reader:
                 self.constants[one.targets[0].id] = self.value(one.value, self.constants)
 
     def called(self, name: str) -> Config | None:
-        """What a function of the file returns."""
+        """Evaluate a function of the file."""
         function, arguments = self.functions[name], {}
         if self.depth > 10:
             return None
@@ -173,7 +173,7 @@ class _Reader:
             owner.settings[f"{key}.{inner}"] = Setting(f"{key}.{inner}", setting.value, setting.where)
 
     def value(self, node: ast.expr, known: dict[str, Any]) -> Any:
-        """What an expression is; the text of it behind a ``$`` where that is not known."""
+        """Evaluate an expression; its text behind a ``$`` where that is not known."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name) and node.id in known:
@@ -219,7 +219,7 @@ class _Reader:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Each imported name with the path that it is from."""
+    """List the imported names, each with the path that it is from."""
     for one in ast.walk(tree):
         if isinstance(one, ast.ImportFrom):
             for alias in one.names:

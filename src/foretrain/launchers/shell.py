@@ -45,7 +45,8 @@ def commands_of(path: Path, variables: dict[str, Word] | None = None) -> list[Co
 
 
 class Shell:
-    """What is known while a script is followed; a value that is not stays as written, with its ``$``."""
+    """Holds what is known while a script is followed; a value that is not stays as written, with its
+    ``$``."""
 
     def __init__(self, folder: Path, variables: dict[str, Word] | None = None) -> None:
         self.folder = folder
@@ -225,7 +226,7 @@ class Shell:
         return fields if held is None else [*fields, held]
 
     def inside(self, text: str, line: int) -> str:
-        """What stands in double quotes, with its variables; lines that go on stay apart."""
+        """Expand the text in double quotes, with its variables; lines that go on stay apart."""
         result, position = "", 0
         while position < len(text):
             if text[position] == "\\":

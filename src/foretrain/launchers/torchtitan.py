@@ -47,7 +47,7 @@ DEBUG_CONFIG = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 
 
 
 def _mode(value: Any) -> str | None:
-    """Of activation checkpoints, as TOML and as Python name them."""
+    """Read the mode of activation checkpoints, as TOML and as Python name them."""
     plain = str(value).lower().removesuffix(".config").removesuffix("ac").removesuffix("()")
     names = {"none": "none", "selective": "selective", "full": "full", "memory_budget": "budget",
              "memorybudget": "budget"}  # fmt: skip

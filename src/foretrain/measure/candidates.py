@@ -17,7 +17,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """What could be measured: a row of features, a cost in seconds and a label for each."""
+    """Holds what could be measured: a row of features, a cost in seconds and a label for each."""
 
     names: tuple[str, ...]
     """One per feature."""
@@ -140,8 +140,8 @@ def cluster_candidates(
     scales: Iterable[float],
     cost_model: Callable[[float, float], float] = ernest_cost,
 ) -> Candidates:
-    """Every number of machines with every share of the data, with Ernest's features ``[1, scale /
-    machines, log machines, machines]``."""
+    """Make a candidate of every number of machines with every share of the data, with Ernest's features ``[1,
+    scale / machines, log machines, machines]``."""
     points = [(count, scale) for count in dict.fromkeys(machines) for scale in dict.fromkeys(scales)]
     for count, scale in points:
         if count < 1 or not 0 < scale <= 1:

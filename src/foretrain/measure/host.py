@@ -75,14 +75,15 @@ def measure_host(seconds: float = 12.0) -> HostProfile:
 
 
 def _cores() -> list[int]:
-    """Those that this process may use, spread out where there are many; none where that cannot be told."""
+    """List the cores that this process may use, spread out where there are many; none where that cannot be
+    told."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return allowed[:: -(-len(allowed) // _MOST_CORES)] if allowed else []
 
 
 @contextmanager
 def _on(cores: set[int]) -> Iterator[None]:
-    """Every thread of this process on some cores; without a choice where a system has none."""
+    """Keep every thread of this process on some cores; without a choice where a system has none."""
     if not cores:
         yield
         return
@@ -114,7 +115,7 @@ def _by_core() -> dict[str, float]:
 
 
 def _spread(samples: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
-    """Of each part of a step, between which multiples of the median eight in ten rounds lie."""
+    """Say, of each part of a step, between which multiples of the median eight in ten rounds lie."""
     spread_of = {}
     for part, names in PARTS.items():
         rounds = np.mean([np.log(samples[name]) for name in names], axis=0)
@@ -181,7 +182,7 @@ def _benchmarks(device: torch.device) -> dict[str, Benchmark]:
 
 
 class _InterpretedPart:
-    """What interpreted code does: an attribute, a dictionary, a call."""
+    """Does what interpreted code does: an attribute, a dictionary, a call."""
 
     def __init__(self) -> None:
         self.table = {"a": 1.0, "b": 2.0}

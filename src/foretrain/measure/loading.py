@@ -30,7 +30,7 @@ _WORDS, _TEXTS = 4000, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """How batches are made: the kind of work, and by how many processes."""
+    """Says how batches are made: the kind of work, and by how many processes."""
 
     kind: Kind
     workers: int = 1

@@ -48,7 +48,7 @@ def published_files(folder: Path) -> list[Path]:
 def _rows(
     path: Path, group: Callable[[Mapping[str, str]], object], most: int = _MOST
 ) -> Iterator[dict[str, str]]:
-    """Of each group about so many rows, chosen by a hash of the row, so always the same."""
+    """Read about so many rows of each group, chosen by a hash of the row, so always the same."""
     with gzip.open(path, "rt", newline="") as file:
         rows = list(csv.DictReader(file))
     sizes: dict[object, int] = {}

@@ -194,7 +194,7 @@ _ATTENTION = (
 
 @builds(*_ATTENTION)
 def _attention(instance: Instance, device: str) -> Call:
-    """As torch would choose on this device: cuDNN, flash or memory-efficient."""
+    """Call attention as torch would choose on this device: cuDNN, flash or memory-efficient."""
     tensors = make_tensors(instance, device)
     query, key, value = tensors[:3]
     options = _attention_options(instance, tensors)
@@ -225,7 +225,7 @@ def _plain_options(instance: Instance) -> dict[str, Any]:
 
 @builds(*(f"{name}_backward" for name in _ATTENTION))
 def _attention_backward(instance: Instance, device: str) -> Call:
-    """Through autograd: the forward pass runs once, its backward pass again and again."""
+    """Go through autograd: the forward pass runs once, its backward pass again and again."""
     gradient_spec, *rest = instance.inputs
     tensors = [_tensor(spec, device, 1) for spec in rest]
     query, key, value = (tensor.requires_grad_() for tensor in tensors[:3])
@@ -243,7 +243,7 @@ def _attention_backward(instance: Instance, device: str) -> Call:
 
 @builds("dequantize_4bit", "dequantize_blockwise", "adamw_8bit", "adamw_32bit")
 def _low_bits(instance: Instance, device: str) -> Call:
-    """By bitsandbytes, where the device is a GPU."""
+    """Call bitsandbytes, where the device is a GPU."""
     scales, weights = dequantizers()
     operator = {"dequantize_4bit": weights, "dequantize_blockwise": scales, **updates()}[instance.name]
     args, kwargs = _arguments(operator, instance, make_tensors(instance, device), device)
@@ -312,7 +312,7 @@ class CudaTimer:
         return sorted(times)[len(times) // 2]
 
     def time(self, instances: Sequence[Instance]) -> Iterator[tuple[Instance, Timing | str]]:
-        """Each instance with its timing, or with the reason why there is none."""
+        """Time each instance, or give the reason why there is no timing."""
         host: dict[int, float] = {}
         failed: dict[int, str] = {}
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

@@ -139,7 +139,7 @@ def spans(series: Series, name: str, threshold: float = THRESHOLD) -> list[UseSp
 
 
 def _figures(series: Series, name: str, threshold: float) -> tuple[float, float, float]:
-    """As ``FIGURES`` names them."""
+    """Compute the figures that ``FIGURES`` names."""
     stretches = spans(series, name, threshold)
     active = [span for span in stretches if span.active]
     idle_s = _mean(span.length_s for span in stretches if not span.active)

@@ -32,7 +32,7 @@ LINK = "pcie"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What is watched: so long, and so many steps at least, after warming up."""
+    """Says what is watched: so long, and so many steps at least, after warming up."""
 
     seconds: float = 0.5
     steps: int = 3
@@ -129,8 +129,8 @@ class Session:
     # Steps
 
     def _run(self, feed: Feed | None, enough: Callable[[list[float]], bool]) -> list[float]:
-        """When each step was over, in seconds since the epoch; on a GPU, which follows its host, the one
-        before it."""
+        """Run steps; returns when each was over, in seconds since the epoch; on a GPU, which follows its
+        host, the one before it."""
         stepper, marks = self._stepper, list[float]()
         before: torch.cuda.Event | None = None
         while not enough(marks):

@@ -70,7 +70,8 @@ class CandidateTable:
     def candidates(
         self, costs: Sequence[float], *, cost_column: str, features: str | None, log: bool, quadratic: bool
     ) -> Candidates:
-        """By the columns that ``features`` names, or else by every column of numbers but the cost."""
+        """Make candidates of the columns that ``features`` names, or else of every column of numbers but the
+        cost."""
         columns = {name: np.array(self.column(name)) for name in self._modelled(features, cost_column)}
         if log:
             for name, column in columns.items():

@@ -39,7 +39,7 @@ def remembered(
     *,
     wanted: bool,
 ) -> SearchState:
-    """What ``make`` finds, or found before."""
+    """Make a search with ``make``, or read what it found before."""
     if not wanted:
         return make()
     try:
@@ -92,7 +92,7 @@ def _stamp(space: Space) -> str:
 
 
 def _state(predictor: Predictor) -> Any:
-    """What it has learned; what comes with foretrain is part of its code."""
+    """Identify what a predictor has learned; what comes with foretrain is part of its code."""
     if predictor.records_ == "shipped":
         return predictor.name
     portable = Portable.of_learned(predictor)

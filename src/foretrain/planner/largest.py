@@ -49,9 +49,9 @@ class Largest:
 
 
 def largest(what: str, job: Job, planned: Planned, devices: int | None = None) -> Largest:
-    """By doubling and halving what is asked for; a batch is one that a step takes without adding up the
-    gradients of several micro-batches, in multiples of the ``devices`` that are planned for: the job's own
-    where nothing is said."""
+    """Find the largest by doubling and halving what is asked for; a batch is one that a step takes without
+    adding up the gradients of several micro-batches, in multiples of the ``devices`` that are planned for:
+    the job's own where nothing is said."""
     if what not in WHAT:
         raise unknown("largest", what, WHAT)
     if what == "model":
@@ -108,7 +108,7 @@ def _with_training(job: Job, **fields: Any) -> Job:
 
 
 def _longer(job: Job, sequence: int) -> Job:
-    """With positions for so many tokens, where the model has a table or a limit of them."""
+    """Give the model positions for so many tokens, where it has a table or a limit of them."""
     longer = _with_training(job, sequence=sequence)
     config = longer.workload.model.config
     known = None if config is None else config.get("max_position_embeddings")
@@ -138,7 +138,7 @@ def _with_config(job: Job, **changes: Any) -> Job:
 
 
 def _model(job: Job, planned: Planned) -> Largest:
-    """Of the presets of the same type, the one with most parameters."""
+    """Find, of the presets of the same type, the one with most parameters."""
     largest_model: tuple[str, Option] | None = None
     next_name, why = None, ""
     for name, larger in _presets(job):

@@ -49,7 +49,7 @@ _UNSAID_PRECISION = "precision fp32"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How a search is run."""
+    """Says how a search is run."""
 
     seconds: float | None = None
     """After which it ends with what it has."""
@@ -222,7 +222,7 @@ def _fitting(predictor: Predictor, one: OnCluster, goal: Goal) -> Iterator[Optio
 
 
 def _spelled_out(predictor: Predictor, job: Job) -> Job:
-    """With the layers of each chunk of a pipeline in so many words, where they do not divide."""
+    """Spell out the layers of each chunk of a pipeline, where they do not divide."""
     plan, layers = job.plan, Facts.of(job.workload).layers or 0
     if plan.pipeline == 1 or plan.stages is not None or not isinstance(predictor, RatingPredictor):
         return job
@@ -239,8 +239,9 @@ def fits(forecast: Forecast, goal: Goal) -> bool:
 
 
 def _order(option: Option) -> tuple[float, float, float, float, int]:
-    """What keeps within the goal comes first, the best by the objective before the others; of what does not,
-    what comes nearest to it. Of those that are as fast in the figures that are shown, the cheaper one."""
+    """Order options: what keeps within the goal comes first, the best by the objective before the others; of
+    what does not, what comes nearest to it. Of those that are as fast in the figures that are shown, the
+    cheaper one."""
     value, cost = option.value, math.inf
     if option.goal.objective == "time":
         value = float(f"{value:.{_SHOWN_DIGITS}g}")

@@ -74,14 +74,14 @@ def probes(predictor: Predictor, plans: Plans) -> list[Probe]:
 
 
 def _gain(means: Column, known: Column, i: int) -> float:
-    """By how much smaller the smallest mean is expected to be once option ``i`` is measured."""
+    """Say by how much smaller the smallest mean is expected to be once option ``i`` is measured."""
     spread = known[:, i] / np.sqrt(known[i, i] + _MEASURED**2)
     after = (means[:, None] + spread[:, None] * _OUTCOMES).min(axis=0)
     return float(means.min() - after.mean())
 
 
 def _after(known: Column, i: int) -> Column:
-    """What is left unknown when option ``i`` is measured."""
+    """Say what is left unknown when option ``i`` is measured."""
     remaining: Column = known - np.outer(known[:, i], known[i]) / (known[i, i] + _MEASURED**2)
     return remaining
 

@@ -34,7 +34,7 @@ Listener = Callable[["SearchState"], None]
 
 @dataclass(slots=True, kw_only=True)
 class OnCluster:
-    """What was found on one cluster."""
+    """Holds what was found on one cluster."""
 
     space: Space
     best: list[Rating] = field(default_factory=list)
@@ -67,7 +67,7 @@ class OnCluster:
 
     @property
     def limit_s(self) -> float:
-        """What a plan must beat to be kept."""
+        """Give the time that a plan must beat to be kept."""
         return self.best[-1].time_s if len(self.best) == KEPT else math.inf
 
     def add(self, cut: Cut, rated: Rated) -> None:
@@ -85,7 +85,7 @@ class OnCluster:
 
 @dataclass(slots=True, kw_only=True)
 class SearchState:
-    """What a search has come to."""
+    """Says what a search has come to."""
 
     clusters: list[OnCluster]
     considered: int = 0
@@ -106,7 +106,7 @@ class SearchState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SharedByCuts:
-    """What all cuts are asked with; other processes make the predictor once."""
+    """Holds what all cuts are asked with; other processes make the predictor once."""
 
     portable: Portable
     spaces: tuple[Space, ...]

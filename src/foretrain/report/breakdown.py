@@ -42,7 +42,7 @@ def breakdown(forecast: Forecast, what: What, *, rows: int = 20, depth: int | No
 
 
 def device_time(forecast: Forecast) -> str:
-    """What the parts of a breakdown add up to, in words."""
+    """Say in words what the parts of a breakdown add up to."""
     step = forecast.inside("breakdown")
     stages, seconds = len(step.layout.stages), sum(step.by("phase").values())
     if stages > 1:

@@ -80,7 +80,7 @@ def check_markdown(check: JobCheck, base: Explanation | None = None) -> str:
 
 
 def _details(check: JobCheck, base: Explanation | None) -> Iterator[str]:
-    """What can be opened: the job, fields that differ, what a step and memory go to, assumptions."""
+    """Write what can be opened: the job, fields that differ, what a step and memory go to, assumptions."""
     forecast, job = check.forecast, check.forecast.job
     yield "<details><summary>Details</summary>\n"
     yield f"- {_escaped(figures.describe_model(job))}, {_escaped(figures.describe_cluster(job))}"
@@ -155,7 +155,7 @@ def _interval(verdict: LimitVerdict, form: Form) -> str:
 
 
 def _which(check: JobCheck, verdict: LimitVerdict) -> str:
-    """Which memory ``--max-memory`` is of: what the allocator holds, or the peak where only that is
+    """Say which memory ``--max-memory`` is of: what the allocator holds, or the peak where only that is
     forecast."""
     if verdict.name != "memory":
         return ""

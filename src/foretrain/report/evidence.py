@@ -59,7 +59,7 @@ def _notes(evidence: Evidence) -> list[str]:
 
 
 def side_by_side_table(answers: SideBySide) -> RenderableType:
-    """What each predictor gives, which of them knows such jobs, and where they disagree."""
+    """Lay out what each predictor gives, which of them knows such jobs, and where they disagree."""
     headings = ("predictor", "step", "80 % interval", "reserved", "training", "runs like it", "error", "held")
     parts: list[RenderableType] = [
         Text(describe_model(answers.job), style="bold"),

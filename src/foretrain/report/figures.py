@@ -64,7 +64,7 @@ def describe_work(forecast: Forecast) -> str:
 
 
 def _count(parameters: int) -> str:
-    """As models are called: 8.03 B, 25.6 M."""
+    """Write a count as models are called: 8.03 B, 25.6 M."""
     return format_count(parameters).replace("G", "B")
 
 
@@ -103,7 +103,7 @@ def step_figure(forecast: Forecast) -> Figure | None:
 
 
 def step_parts(forecast: Forecast) -> dict[str, float]:
-    """What a step goes to, in seconds: the parts that are not empty, where there are several."""
+    """List what a step goes to, in seconds: the parts that are not empty, where there are several."""
     parts = {} if forecast.step is None else forecast.step.causes_s
     shown = {name: seconds for name, seconds in parts.items() if seconds > 0}
     return shown if len(shown) > 1 else {}
@@ -132,8 +132,8 @@ def rate_figures(forecast: Forecast) -> Iterator[Figure]:
 
 
 def _flops(forecast: Forecast) -> Iterator[Figure]:
-    """What one device does of the throughput and of the model's arithmetic, and in training the share of its
-    peak."""
+    """Write what one device does of the throughput and of the model's arithmetic, and in training the share
+    of its peak."""
     flops, time = forecast.flops, forecast.quantities.get("step_time_s")
     if flops is None or time is None:
         return
@@ -161,7 +161,7 @@ def _waits_for_data(forecast: Forecast) -> bool:
 
 
 def _network(forecast: Forecast) -> Iterator[Figure]:
-    """What a rank sends and receives, as one figure where both are the same."""
+    """Write what a rank sends and receives, as one figure where both are the same."""
     sent, received = (forecast.quantities.get(f"network_{way}_bytes_per_s") for way in ("tx", "rx"))
     ways = (
         {"network per rank, each way": sent}
@@ -199,7 +199,8 @@ def memory_figures(forecast: Forecast) -> Iterator[Figure]:
 
 
 def peak_moment(forecast: Forecast) -> Figure | None:
-    """When the memory of the fullest rank is at its peak: the phase of the step, and what runs then."""
+    """Name the moment when the memory of the fullest rank is at its peak: the phase of the step, and what
+    runs then."""
     moment = forecast.peak_moment
     if moment is None:
         return None
@@ -258,7 +259,7 @@ def training_figures(forecast: Forecast) -> Iterator[Figure]:
 
 
 def _price_of_many(forecast: Forecast) -> Iterator[Figure]:
-    """Of inference: what a million tokens, or samples, cost where every batch follows the one before."""
+    """Price a million tokens, or samples, of inference where every batch follows the one before."""
     name = "tokens" if "tokens_per_s" in forecast.quantities else "samples"
     rate = forecast.quantities.get(f"{name}_per_s")
     if forecast.job.trains or rate is None or forecast.price_per_hour is None:
@@ -269,7 +270,7 @@ def _price_of_many(forecast: Forecast) -> Iterator[Figure]:
 
 
 def _parts(forecast: Forecast) -> Iterator[Figure]:
-    """What the whole training goes to, with where each figure comes from."""
+    """List what the whole training goes to, with where each figure comes from."""
     for part in forecast.duration.parts if forecast.duration is not None else ():
         figure = _figure(f"  {part.name}", part.time_s, format_seconds)
         yield Figure(figure.label, figure.value, f"{figure.detail} {part.source}")
@@ -297,7 +298,7 @@ def fits(forecast: Forecast) -> tuple[Verdict, Figure] | None:
 
 
 def _short_of(forecast: Forecast) -> str:
-    """What of the memory goes beyond the device: tensors, gaps between them, or the cache alone."""
+    """Say what of the memory goes beyond the device: tensors, gaps between them, or the cache alone."""
     short = forecast.memory_short_of
     if short is None:
         return ""
@@ -327,7 +328,7 @@ def remedies(forecast: Forecast) -> list[Figure]:
 
 
 def recomputation(forecast: Forecast) -> Iterator[Figure]:
-    """What recomputation saves and costs: of the whole step, and of a layer of each kind."""
+    """Write what recomputation saves and costs: of the whole step, and of a layer of each kind."""
     recomputed = forecast.recomputation
     if recomputed is None:
         return
@@ -380,7 +381,7 @@ def chance_words(value: float) -> str:
 
 
 def notes(forecast: Forecast) -> list[str]:
-    """What to know when reading the figures."""
+    """List what to know when reading the figures."""
     logged, framework = logged_stage(forecast), forecast.job.workload.training.framework
     which = (
         []

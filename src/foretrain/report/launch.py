@@ -17,7 +17,7 @@ _WIDEST = 64
 
 
 def launch_tables(launch: Launch) -> list[RenderableType]:
-    """What each setting decides, file by file, and lines for the others."""
+    """Lay out what each setting decides, file by file, and lines for the others."""
     by_file: dict[str, Table] = {}
     for one in launch.understood:
         file, _, line = one.setting.where.partition(":")

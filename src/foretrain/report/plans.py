@@ -62,12 +62,12 @@ def cluster_words(job: Job) -> str:
 
 
 def to_text(plans: Plans) -> str:
-    """What the command line prints, without colours."""
+    """Write what the command line prints, without colours."""
     return printed(shown(plans))
 
 
 def shown(plans: Plans) -> RenderableType:
-    """All that there is to say."""
+    """Lay out all that there is to say."""
     parts: list[RenderableType] = [Text(line) for line in heading(plans)]
     if plans.options:
         parts.append(plans_table(plans))
@@ -82,7 +82,7 @@ def shown(plans: Plans) -> RenderableType:
 
 
 def heading(plans: Plans) -> Iterator[str]:
-    """What was searched: for which framework, with which goal and limits."""
+    """Say what was searched: for which framework, with which goal and limits."""
     goal = plans.goal
     wanted = [f"least {goal.objective}"]
     if goal.deadline_s is not None:
@@ -145,7 +145,7 @@ def _chance(chance: float | None) -> str:
 
 
 def verdicts(plans: Plans) -> Iterator[str]:
-    """How sure the ranking is, and why the first option comes before the second."""
+    """Say how sure the ranking is, and why the first option comes before the second."""
     first = plans[0]
     if first.misses:
         yield f"none of them keeps within the {' and the '.join(first.misses)}; the nearest come first"
@@ -164,7 +164,7 @@ def verdicts(plans: Plans) -> Iterator[str]:
 
 
 def reasons(plans: Plans) -> Iterator[str]:
-    """For each option why it comes before the next one, by cause; of those on the same cluster."""
+    """Say for each option why it comes before the next one, by cause; of those on the same cluster."""
     for number, (one, other) in enumerate(itertools.pairwise(plans[:_EXPLAINED]), start=1):
         if one.forecast.step is None or other.forecast.step is None:
             continue
@@ -190,7 +190,7 @@ def _between_clusters(one: Option, other: Option) -> str:
 
 
 def around_table(steps: Sequence[AxisStep]) -> Table:
-    """What one step along each axis changes."""
+    """Lay out what one step along each axis changes."""
     rows = [
         [
             step.axis.replace("_", " "),
@@ -218,7 +218,7 @@ def nothing_lines(plans: Plans) -> Iterator[str]:
 
 
 def search_lines(plans: Plans) -> Iterator[str]:
-    """How many plans were considered, and why most of them were not costed."""
+    """Say how many plans were considered, and why most of them were not costed."""
     unseen = plans.cuts_left and not plans.interrupted
     left = f"; {plans.cuts_left} ways to cut the model promised nothing" if unseen else ""
     by_bounds = plans.too_large - plans.costed_too_large
@@ -321,7 +321,7 @@ def _efficiency(curve: Curve, point: Option) -> float:
 
 
 def many_runs_table(ways: Sequence[ManyRuns]) -> Table:
-    """Ways to make many runs."""
+    """Lay out ways to make many runs."""
     rows = [
         [
             cluster_words(one.option.job),

@@ -61,9 +61,9 @@ def _counted(what: str, done: int | None, total: int | None) -> str:
 
 @contextlib.contextmanager
 def doing() -> Iterator[None]:
-    """What the block says that it does (``progress.tell``), in a line on stderr that goes when it ends, with
-    the time since it began and, where parts are counted, the time left; nothing without a terminal, nor where
-    another program reads stdout: a pager would share the terminal."""
+    """Show what the block says that it does (``progress.tell``), in a line on stderr that goes when it ends,
+    with the time since it began and, where parts are counted, the time left; nothing without a terminal, nor
+    where another program reads stdout: a pager would share the terminal."""
     if not (sys.stderr.isatty() and (sys.stdout.isatty() or _is_file(sys.stdout))):
         yield
         return

@@ -229,7 +229,7 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def details(entry: Mapping[str, Any]) -> RenderableType:
-    """One catalogue entry: the fields that it has, its source last."""
+    """Lay out one catalogue entry: the fields that it has, its source last."""
     given = {key: value for key, value in entry.items() if value not in (None, "", [], (), {})}
     ordered = sorted(given.items(), key=lambda item: item[0] == "source")
     return _pairs((key.replace("_", " "), _readable(key, value)) for key, value in ordered)
@@ -269,7 +269,7 @@ _UNITS: dict[str, Callable[[float], str]] = {
 
 
 def listing(kind: str, entries: Mapping[str, Mapping[str, Any]], catalog: Catalog) -> Table:
-    """One row for each entry of a kind."""
+    """Lay out the entries of a kind, a row for each."""
     if kind == "devices":
         return _device_table(catalog.device(name) for name in entries)
     if kind == "nodes":
@@ -374,7 +374,7 @@ def _link(link: LinkSpec) -> str:
 
 
 def host_profile(profile: HostProfile) -> Table:
-    """What benchmarks of a host took per call, on a GPU and on the CPU alone."""
+    """Lay out what benchmarks of a host took per call, on a GPU and on the CPU alone."""
     places = [place for place in ("cuda", "cpu") if place in profile.seconds]
     names = dict.fromkeys(name for place in places for name in profile.seconds[place])
     headings = {"cuda": f"on {profile.device}", "cpu": f"on {profile.cpu}"}

@@ -50,7 +50,7 @@ def summary(forecast: Forecast, *, all_notes: bool = False) -> RenderableType:
 
 
 def _notes(notes: Sequence[str], most: int | None) -> Table:
-    """One below the other; beyond ``most`` they are counted."""
+    """Lay notes out one below the other; beyond ``most`` they are counted."""
     if most is not None and len(notes) > most:
         hidden = len(notes) - most + 1
         notes = [*notes[: most - 1], f"{hidden} more assumptions: --assumptions shows them, --json has them"]

@@ -246,7 +246,7 @@ def _add_knowledge(app: FastAPI, service: Service) -> None:
 
 
 async def _body(request: Request, service: Service, most: int) -> bytes:
-    """What was sent, up to a size and within a time."""
+    """Read what was sent, up to a size and within a time."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
         raise TaskRefused(f"body: {int(declared):,} bytes; at most {most:,} are taken", 413)
@@ -303,7 +303,7 @@ def _query(request: Request, kind: type[Query]) -> Query:
 
 
 def _known(service: Service, kind: str, name: str | None = None) -> dict[str, dict[str, Any]]:
-    """What the catalogue has at a path."""
+    """Look up what the catalogue has at a path."""
     try:
         if kind not in KINDS:
             raise unknown("kind", kind, KINDS)

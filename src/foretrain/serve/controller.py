@@ -101,7 +101,7 @@ class ClusterResources:
         return nodes
 
     def notes(self, job: Job) -> tuple[str, ...]:
-        """What a job on this cluster takes as simpler than it is."""
+        """Say what a job on this cluster takes as simpler than it is."""
         device = job.cluster.device
         used, kept = (
             self.used(not device.is_cpu, device.cores if device.is_cpu else 1),
@@ -121,7 +121,7 @@ class ClusterResources:
 
 
 def _rooms(nodes: Iterable[NodeResources], on_gpus: bool, cores_per_device: int) -> list[int]:
-    """How many workers each node has room for."""
+    """Count the workers that each node has room for."""
     return [node.gpus if on_gpus else node.cores // cores_per_device for node in nodes]
 
 
@@ -231,7 +231,7 @@ class ControllerAnswer:
 
 
 class Controller:
-    """One object for all requests; they may come from many threads at once.
+    """Answers all requests; they may come from many threads at once.
 
     ``resources`` tells what a job without a cluster runs on: ``local_resources``, or ``ray_resources`` (or a
     partial of it with an address), asked anew for each such job. ``records`` is a file of JSON lines: every

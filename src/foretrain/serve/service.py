@@ -128,7 +128,7 @@ class Service:
         return await self._answer("predict", asked.predictor, [asked], _as_table(asked))
 
     async def record(self, body: object) -> bytes:
-        """The same with what a page draws of it."""
+        """Forecast as ``predict`` does, with what a page draws of it."""
         asked = self._checked(read(PredictRequest, body, ""))
         return await self._answer("record", asked.predictor, [asked], _as_table(asked))
 
@@ -177,8 +177,8 @@ class Service:
     def _key(
         self, do: str, targets: Sequence[PredictRequest], request: Mapping[str, Any], version: str
     ) -> bytes | None:
-        """What a forecast depends on; None where it may change: of files, and of the cluster that is
-        there."""
+        """Make a key of what a forecast depends on; None where it may change: of files, and of the cluster
+        that is there."""
         for one in targets:
             completed = one.job is not None and not one.options and "cluster" not in one.job
             if completed or self._folders.names_file(one.model, one.job):
@@ -289,7 +289,8 @@ class Service:
     # Predictors
 
     async def predictors(self) -> list[dict[str, Any]]:
-        """Those that come with foretrain, those that packages install, and those that learned here."""
+        """List the predictors that come with foretrain, those that packages install, and those that learned
+        here."""
         learned = await self._all_learned()
         return [{"name": name, "learned": None, "default": name == DEFAULT} for name in known()] + [
             {
@@ -306,7 +307,7 @@ class Service:
         ]
 
     async def _predictor(self, name: str) -> tuple[str, str]:
-        """What workers find a predictor by, and its version."""
+        """Name what workers find a predictor by, and its version."""
         if name in known():
             return name, name
         learned = await self._all_learned()
@@ -430,7 +431,7 @@ class Service:
 
 @functools.cache
 def _names_of_models() -> dict[str, tuple[str, ...]]:
-    """By what they are: presets by their kind, then what libraries have."""
+    """List the names of models by what they are: presets by their kind, then what libraries have."""
     kinds: dict[str, list[str]] = {}
     for name, preset in model_presets().items():
         kinds.setdefault(preset["kind"], []).append(name)

@@ -135,7 +135,7 @@ def _planned(asked: PlanRequest) -> Any:
 
 
 def schedule(task: Mapping[str, Any]) -> dict[str, Any]:
-    """What policies make of a trace on a cluster."""
+    """Simulate a trace on a cluster under policies."""
     from foretrain.scheduling.admission import runnable
     from foretrain.scheduling.clusters import read_machines
     from foretrain.scheduling.placement import placement

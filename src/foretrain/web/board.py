@@ -70,7 +70,7 @@ def board_page(board: Board) -> str:
 
 
 def _opening(board: Board) -> str:
-    """What the page is, and what each predictor comes to."""
+    """Say what the page is, and what each predictor comes to."""
     words = "Forecasts beside measured runs that predictors did not learn from."
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in overall(board))
     return f"<p>{words}</p><ul>{lines}</ul>"
@@ -142,7 +142,7 @@ def _lines(side: int, marks: Iterable[float], decade: float) -> str:
 
 
 def _words(side: int, marks: Mapping[str, float]) -> str:
-    """What the axes are, and their marks."""
+    """Write what the axes are, and their marks."""
     middle = (side + _EDGE - _RIM) // 2
     below = f'x="{middle}" y="{side - _EDGE + 36}"'
     beside = f'x="10" y="{side - middle}" transform="rotate(-90 10 {side - middle})"'

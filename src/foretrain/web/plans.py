@@ -22,8 +22,8 @@ from foretrain.web.views import Choices, of_jobs
 def plan_table(
     plans: Plans, predictor: Predictor, *, seconds: float = SECONDS, catalog: Catalog | None = None
 ) -> ForecastTable | None:
-    """Every option that was forecast, then other batches and clusters of their plans; None where nothing was
-    found."""
+    """Make a table of every option that was forecast, then of other batches and clusters of their plans; None
+    where nothing was found."""
     options = options_of(plans)
     if not options:
         return None
@@ -41,7 +41,7 @@ def plan_table(
 
 
 def options_of(plans: Plans) -> list[Option]:
-    """All that were forecast, the best first."""
+    """List all options that were forecast, the best first."""
     return list(dict.fromkeys([*plans, *(one for one in plans.by_cluster if isinstance(one, Option))]))
 
 

@@ -85,7 +85,7 @@ class ForecastTable:
         return self.series.setdefault(view.series, {"at": {}, "refused": {}, "multiple": 1})
 
     def to_dict(self, folder: Path = Path()) -> dict[str, Any]:
-        """For the script of a page in a folder."""
+        """Write the table for the script of a page in a folder."""
         choices, catalog = self.choices, self.choices.catalog
         job = choices.job
         return {
@@ -114,7 +114,7 @@ class ForecastTable:
 
 
 def launch_files(job: Job, target: str | None) -> dict[str, str]:
-    """What launches a job; nothing where its framework has no words for it."""
+    """Write what launches a job; nothing where its framework has no words for it."""
     try:
         return launch_texts(job, target)
     except InputError:
@@ -189,7 +189,7 @@ def fill(
 
 
 def _traced_as(job: Job) -> Hashable:
-    """What decides which trace of its model a job needs: others follow from two of their batch sizes."""
+    """Name what decides which trace of its model a job needs: others follow from two of their batch sizes."""
     plan, alone = job.plan, job.cluster.world_size == 1
     recomputes = plan.recompute if alone else "none"
     cut = (plan.tensor, plan.context, plan.expert)

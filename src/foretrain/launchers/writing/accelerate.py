@@ -171,7 +171,7 @@ def _processes(job: Job, kind: str) -> dict[str, Any]:
 
 
 def environment(job: Job) -> dict[str, str]:
-    """What ``accelerate launch`` makes of the degrees, for processes that others start."""
+    """Set the variables that ``accelerate launch`` makes of the degrees, for processes that others start."""
     degrees = accelerate_config(job).get("parallelism_config") if job.plan.shard == "zero3" else None
     if not degrees or job.workload.training.framework == "deepspeed":
         return {}

@@ -110,8 +110,7 @@ def write_launch(
 
 
 def launch_texts(job: Job, target: str | None = None) -> dict[str, str]:
-    """Of the files that launch a job, the script and the settings that it reads, by name: without programs
-    and what schedulers take."""
+    """Write the script and the settings that it reads, by name: without programs and what schedulers take."""
     check_common(job)
     made = _WRITERS[_target(job, target)](job)
     settings = {name: text for name, text in made.files.items() if not name.endswith(".py")}
@@ -154,7 +153,7 @@ def _usage(job: Job) -> str:
 
 
 def _packages(job: Job, target: str) -> str:
-    """What a machine needs."""
+    """List the packages that a machine needs."""
     source = job.workload.model.source
     extra = {"transformers": "transformers", "timm": "timm", "torchvision": "torchvision"}.get(source, "")
     adapters = "peft" if job.workload.training.adapter is not None else ""

@@ -39,7 +39,7 @@ _WRITER_LOCK = 0x666F7265
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """How many runs were new, and how many the store had already."""
+    """Says how many runs were new, and how many the store had already."""
 
     new: int
     known: int
@@ -328,7 +328,7 @@ class Store(Runs):
         return [_saved(row) for row in rows]
 
     def predictor_files(self, name: str) -> dict[str, bytes]:
-        """What the folder of a kept predictor holds, by path."""
+        """Read the files of a kept predictor's folder, by path."""
         import sqlalchemy as sa
 
         table = _tables().predictor_files
@@ -394,7 +394,7 @@ def hide_password(where: str) -> str:
 
 
 def _reason(error: Exception, url: sa.URL) -> str:
-    """What went wrong, on one line."""
+    """Say what went wrong, on one line."""
     text = " ".join(str(getattr(error, "orig", None) or error).split())
     secrets = [url.password, *(value for key, value in url.query.items() if "passw" in key.lower())]
     for secret in filter(None, secrets):

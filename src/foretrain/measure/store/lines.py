@@ -57,7 +57,7 @@ def append_run(path: Path, run: Mapping[str, Any], *, report: Report = log.warni
 
 
 def _write_whole(handle: int, data: bytes) -> None:
-    """One write, which no signal but a kill cuts; what a full disk cuts is taken back."""
+    """Write at once, which no signal but a kill cuts; what a full disk cuts is taken back."""
     size = os.fstat(handle).st_size
     try:
         if os.write(handle, data) != len(data):

@@ -27,7 +27,7 @@ _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 class Figures(NamedTuple):
-    """What a log tells: the time of each step, and the most memory of a device."""
+    """Holds what a log tells: the time of each step, and the most memory of a device."""
 
     times_s: list[float]
     peak_bytes: float | None = None
@@ -78,7 +78,7 @@ READERS: dict[str, Reader] = {"megatron": of_megatron, "torchtitan": of_torchtit
 
 
 def limits(target: str, steps: int, runs: Path) -> list[str]:
-    """What launch.sh is given so that it runs so many steps."""
+    """List the arguments with which launch.sh runs so many steps."""
     if target == "megatron":
         return ["--train-iters", str(steps), "--log-interval", "1", "--eval-iters", "0"]
     if target == "torchtitan":

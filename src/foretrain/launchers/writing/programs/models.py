@@ -251,7 +251,7 @@ def classifier(model: nn.Module, inputs: Any, device: torch.device) -> Task:
 
 
 def moved(inputs: Any, device: torch.device) -> Any:
-    """On the device; a lone tensor as a tuple."""
+    """Move inputs to the device; a lone tensor as a tuple."""
     if isinstance(inputs, Tensor):
         return (inputs.to(device),)
     if isinstance(inputs, Mapping):
