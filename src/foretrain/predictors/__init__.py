@@ -35,7 +35,8 @@ def names() -> tuple[str, ...]:
 
 
 def known() -> tuple[str, ...]:
-    """All that have a name: those that come with foretrain, and those that packages install."""
+    """List all predictors that have a name: those that come with foretrain, and those that packages
+    install."""
     from foretrain.predictors.plugins import installed
 
     return tuple(dict.fromkeys((*_WHERE, *installed())))
@@ -85,7 +86,7 @@ def is_name(word: str) -> bool:
 
 
 def folder_of(name: str | Path) -> Path | None:
-    """Where a saved predictor lies; None for a new one.
+    """Name the folder of a saved predictor; None for a new one.
 
     >>> folder_of("ernest"), folder_of("mine.py:Mine@fitted/mine")
     (None, PosixPath('fitted/mine'))
@@ -99,7 +100,7 @@ def folder_of(name: str | Path) -> Path | None:
 
 
 def name_of_saved(name: str, folder: Path) -> str:
-    """What ``get`` takes for the predictor of this name, once it is saved in a folder.
+    """Write what ``get`` takes for the predictor of this name, once it is saved in a folder.
 
     >>> name_of_saved("ernest", Path("mine")), name_of_saved("ernest", Path("ernest"))
     ('mine', './ernest')

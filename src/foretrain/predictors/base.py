@@ -36,8 +36,8 @@ EVIDENCE = "evidence.json.zst"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benefit:
-    """What learning from runs was worth: mean absolute relative errors, the one after on runs that were left
-    out in turn."""
+    """Says what learning from runs was worth: mean absolute relative errors, the one after on runs that were
+    left out in turn."""
 
     runs: int
     error_before: float | None
@@ -143,7 +143,7 @@ class Predictor(ABC):
         raise NotImplementedError
 
     def report(self, progress: Progress = lambda done, total: None) -> Report:
-        """What there is to say of the last ``fit``."""
+        """Say what there is to say of the last ``fit``."""
         return _worth(self.benefits_)
 
     def check(self, job: Job) -> None:  # noqa: B027
@@ -185,7 +185,7 @@ class Predictor(ABC):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """What ``save`` kept."""
+        """Read what ``save`` kept."""
         document = read_saved(folder)
         if document["predictor"] != cls.name:
             raise InputError(f"{folder / FILE}: a saved {document['predictor']}, not {cls.name}")
@@ -216,7 +216,7 @@ class Predictor(ABC):
 
 
 def _possible(predict: Callable[[Any, Job], Forecast]) -> Callable[[Any, Job], Forecast]:
-    """The same method, whose forecasts are checked against what is physically possible."""
+    """Wrap a method so that its forecasts are checked against what is physically possible."""
 
     @functools.wraps(predict)
     def checked(self: Any, job: Job) -> Forecast:
@@ -232,7 +232,7 @@ def _possible(predict: Callable[[Any, Job], Forecast]) -> Callable[[Any, Job], F
 
 
 def _without_records(learn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same method, which first forgets the runs that scored what was learned before."""
+    """Wrap a method so that it first forgets the runs that scored what was learned before."""
 
     @functools.wraps(learn)
     def anew(self: Any, *given: Any, **options: Any) -> Any:
@@ -244,7 +244,7 @@ def _without_records(learn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _timed_runs(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """The same method, whose runs have the time of a step wherever it follows from what they tell."""
+    """Wrap a method so that its runs have the time of a step wherever it follows from what they tell."""
 
     @functools.wraps(fit)
     def fit_timed(self: Any, runs: Iterable[Run], **options: Any) -> Any:
@@ -300,7 +300,8 @@ def _worth(benefits: Mapping[str, Benefit]) -> Report:
 
 
 def take_runs(runs: Iterable[Run], take: Callable[[Run], Taken]) -> tuple[list[Taken], tuple[str, ...]]:
-    """What ``take`` makes of each run, and a line for each that it refuses, for ``left_out_``."""
+    """Take each run by ``take``; returns what that made, and a line for each run that it refused, for
+    ``left_out_``."""
     taken, left_out = [], []
     for run in runs:
         try:
@@ -311,7 +312,7 @@ def take_runs(runs: Iterable[Run], take: Callable[[Run], Taken]) -> tuple[list[T
 
 
 def unfitted(name: str) -> UnsupportedJob:
-    """What a predictor says that comes with nothing learned, and was not fitted."""
+    """Refuse a job, as a predictor that comes with nothing learned and was not fitted."""
     return UnsupportedJob(
         f"{name}: has learned from no runs yet; fit it first: "
         f"foretrain fit {name} RUNS.jsonl --out DIR, then --predictor DIR"

@@ -150,8 +150,8 @@ def forecast_around(
 
 
 def size_of(job: Job) -> ModelSize | None:
-    """Of the job's model, where its total time depends on it: by checkpoints, which cannot do without, and by
-    compiling, which can."""
+    """Size the job's model, where its total time depends on it: by checkpoints, which cannot do without, and
+    by compiling, which can."""
     training = job.workload.training
     if training.total_steps is None:
         return None

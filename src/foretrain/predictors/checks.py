@@ -82,7 +82,7 @@ def check_forecast(predictor: Predictor, forecast: Forecast, job: Job) -> None:
 
 
 def check_deterministic(predictor: Predictor, job: Job) -> None:
-    """The same job gets the same numbers."""
+    """Check that the same job gets the same numbers."""
     first, second = (predictor.predict(job).quantities for _ in range(2))
     differing = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
     assert not differing, f"{predictor.name}: the same job asked twice differs in {', '.join(differing)}"
@@ -104,8 +104,8 @@ def check_saved(predictor: Predictor, job: Job) -> None:
 
 
 def check_forgets(predictor: Predictor, job: Job, runs: Sequence[Run] | None = None) -> None:
-    """What was learned of a family or a device is gone after ``without``, as if it had never been learned,
-    and stays so in a folder.
+    """Check that what was learned of a family or a device is gone after ``without``, as if it had never been
+    learned, and stays so in a folder.
 
     ``runs`` are of the family and device of ``job``.
     """

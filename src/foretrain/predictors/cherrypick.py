@@ -180,7 +180,8 @@ def _forecasts(process: Process, jobs: Sequence[Job], scale: float = 1.0) -> lis
 
 
 def _left_out_in_turn(runs: Sequence[Run]) -> list[float]:
-    """How far off runs are by a process of the others, over the interval of 80 % that it gives."""
+    """Forecast runs by a process of the others, and say how far off they are, over the interval of 80 % that
+    it gives."""
     jobs, times_s = [run.job for run in runs], step_times(runs)
     rows, folds = np.array([configuration(job) for job in jobs]), np.arange(len(runs)) % _FOLDS
     ratios = []
@@ -206,7 +207,7 @@ def _left_out_along(runs: Sequence[Run], scale: float) -> list[LeftOutAlong]:
 
 
 def configuration(job: Job) -> list[float]:
-    """As ``COLUMNS`` names it."""
+    """Describe a job by the figures that ``COLUMNS`` names."""
     workers, cluster = job.cluster.world_size, job.cluster
     figures = (workers, job.workload.training.global_batch / workers, cluster.nodes, cluster.device.cores)
     return [float(np.log(figure)) for figure in figures]

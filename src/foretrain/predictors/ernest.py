@@ -117,7 +117,7 @@ class ErnestPredictor(Predictor):
 
 
 def terms(job: Job) -> list[float]:
-    """As ``TERMS`` names them."""
+    """Compute the terms that ``TERMS`` names."""
     machines, scale = job.cluster.world_size, job.workload.training.global_batch
     return [1.0, scale / machines, math.log(machines), float(machines)]
 

@@ -21,7 +21,7 @@ _IN_JSON = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a forecast compares with what was measured: of one run, or of several alike."""
+    """Says how a forecast compares with what was measured: of one run, or of several alike."""
 
     error: float
     """(predicted - measured) / measured; of several, the median of its absolute value."""
@@ -68,7 +68,7 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What measured runs say of a predictor's forecast of a job."""
+    """Says what measured runs tell of a predictor's forecast of a job."""
 
     quantity: str
     nearest: tuple[Neighbour, ...]
@@ -86,12 +86,12 @@ class Evidence:
 
     @property
     def runs(self) -> int:
-        """How many runs are like the job."""
+        """Count the runs that are like the job."""
         return 0 if self.is_far else sum(one.runs for one in self.nearest)
 
     @property
     def median_error(self) -> float:
-        """Of the runs shown, by its absolute value."""
+        """Give the median error of the runs shown, by its absolute value."""
         return _median([abs(one.outcome.error) for one in self.nearest], [one.runs for one in self.nearest])
 
     @property
@@ -108,7 +108,7 @@ class Evidence:
 
     @property
     def line(self) -> str:
-        """One line for the screen."""
+        """Write one line for the screen."""
         first = self.nearest[0]
         of = "" if self.quantity == "step_time_s" else f" in {self.quantity}"
         median = "median " if first.measured is None and first.runs > 1 else ""
@@ -121,7 +121,7 @@ class Evidence:
 
     @property
     def flag(self) -> str | None:
-        """What to assume of a job far from everything measured."""
+        """Say what to assume of a job far from everything measured."""
         if not self.is_far:
             return None
         first = self.nearest[0]

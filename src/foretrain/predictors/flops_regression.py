@@ -135,7 +135,7 @@ class FlopsPredictor(Predictor):
 
 
 def columns(job: Job) -> list[float]:
-    """As ``COLUMNS`` names them."""
+    """Describe a job by the figures that ``COLUMNS`` names."""
     graph, device = capture_job(job), job.cluster.device
     work = float(graph.column("flops").sum()) * job.accumulation
     precision = job.workload.training.precision.removeprefix("amp-")
@@ -188,7 +188,7 @@ def _solve(rows: Array, targets: Array) -> Array:
 
 
 def _held_out(rows: Array, targets: Array, groups: Sequence[str]) -> Array:
-    """Each run's logarithm by a regression on the runs of other architecture families."""
+    """Forecast each run's logarithm by a regression on the runs of other architecture families."""
     names = sorted(set(groups))
     folds = np.array([names.index(group) % _FOLDS for group in groups])
     if len(names) < 2:

@@ -52,7 +52,7 @@ class NeuralPredictor(Predictor, Generic[State]):
         return copy.copy(self)
 
     def state(self) -> State:
-        """What was learned, else what is shipped; ``UnsupportedJob`` where there is neither."""
+        """Give what was learned, else what is shipped; ``UnsupportedJob`` where there is neither."""
         if self.learned_ is None and self.fresh:
             self.learned_ = _shipped_state(type(self))
         if self.learned_ is None:
@@ -87,7 +87,7 @@ def neural_module(name: str, predictor: str) -> ModuleType:
 
 
 def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
-    """One safetensors file; what is no tensor is JSON in its header."""
+    """Write one safetensors file; what is no tensor is JSON in its header."""
     from safetensors.torch import save
 
     held = {name: tensor.contiguous() for name, tensor in tensors.items()}

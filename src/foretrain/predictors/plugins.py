@@ -67,7 +67,8 @@ def class_in_file(name: str) -> type[Predictor]:
 
 @contextlib.contextmanager
 def told_in_one_line(kind: type[Predictor]) -> Iterator[None]:
-    """What the code of a class that does not come with foretrain raises in the block, with its line."""
+    """Tell in one line, with its place, what the code of a class raises in the block that does not come with
+    foretrain."""
     try:
         yield
     except ForetrainError:

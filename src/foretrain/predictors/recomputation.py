@@ -20,7 +20,7 @@ from foretrain.step.play import Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRecomputation:
-    """What one layer keeps less of a micro-batch, and what it computes again in a step."""
+    """Says what one layer keeps less of a micro-batch, and what it computes again in a step."""
 
     name: str
     saved_bytes: float
@@ -83,8 +83,8 @@ def _more(one: Forecast, other: Forecast, quantity: str) -> float:
 
 
 def _of_own_code(step: Step) -> Recomputation:
-    """Of checkpoints in the model's own code; a layer would keep what the rest of its backward pass reads of
-    what it computes again."""
+    """Say what checkpoints in the model's own code do; a layer would keep what the rest of its backward pass
+    reads of what it computes again."""
     layout, times = step.layout, step.layout.job.accumulation
     layers, added_s = [], 0.0
     placed = [(layout.at(stage), block) for stage in layout.stages for block in stage.blocks]

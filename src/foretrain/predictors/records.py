@@ -89,7 +89,7 @@ class Records:
 
     @classmethod
     def of(cls, records: Sequence[Record], like: Mapping[str, Any], **facts: Any) -> Records:
-        """From records, with ``weights``, ``far_from`` and ``holds_beyond`` of ``like``."""
+        """Make a table of records, with ``weights``, ``far_from`` and ``holds_beyond`` of ``like``."""
         document: dict[str, Any] = {
             "format": FORMAT,
             **{name: like[name] for name in ("weights", "far_from", "holds_beyond")},
@@ -125,7 +125,7 @@ class Records:
         write_atomically(path, zstandard.ZstdCompressor(level=19).compress(plain))
 
     def nearest(self, key: Key, predictor: str) -> Evidence | None:
-        """What the records say of a predictor's forecast of a job; None where they have none by it."""
+        """Find what the records say of a predictor's forecast of a job; None where they have none by it."""
         asked = (predictor, *key.fields.values(), *key.sizes.items())
         return self._found.get(asked, lambda: self._nearest(key, predictor), lambda _: 1.0)
 
@@ -153,8 +153,8 @@ class Records:
         )
 
     def _terms(self, key: Key) -> dict[str, npt.NDArray[np.float64]]:
-        """What each setting adds to the distance of each record; a size that either lacks adds nothing, as
-        another setting tells why. A device of another kind is far, whatever else is alike."""
+        """Compute what each setting adds to the distance of each record; a size that either lacks adds
+        nothing, as another setting tells why. A device of another kind is far, whatever else is alike."""
         terms = {}
         for name, columns in self.document["fields"].items():
             values, codes = columns["values"], self._codes[name]
@@ -219,7 +219,7 @@ def _kind(devices: str, catalog: Catalog) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1)
 def shipped() -> Records:
-    """What comes with the package."""
+    """Read the records that come with the package."""
     return Records.read(SHIPPED)
 
 

@@ -147,7 +147,7 @@ def number_columns(jobs: Sequence[Job]) -> dict[str, Array]:
 
 
 def row_of(columns: Mapping[str, Array], place: int | np.integer[Any]) -> dict[str, float | None]:
-    """One row of columns."""
+    """Take one row of columns."""
     return {name: float(column[place]) for name, column in columns.items()}
 
 
@@ -156,8 +156,8 @@ def row_of(columns: Mapping[str, Array], place: int | np.integer[Any]) -> dict[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Away:
-    """How far one job is from the values of runs, in e-folds by number: in gaps between values, and beyond
-    all."""
+    """Says how far one job is from the values of runs, in e-folds by number: in gaps between values, and
+    beyond all."""
 
     gaps: Mapping[str, float]
     beyond: Mapping[str, float]
@@ -171,7 +171,7 @@ class Numbers:
 
     @classmethod
     def of(cls, columns: Mapping[str, Array]) -> Numbers:
-        """From columns with a row for each run; what a run does not say is not a number."""
+        """Gather the values of columns with a row for each run; what a run does not say is not a number."""
         found = {name: np.unique(column[np.isfinite(column)]) for name, column in columns.items()}
         return cls(values={name: tuple(column.tolist()) for name, column in found.items()})
 
@@ -179,7 +179,7 @@ class Numbers:
         return len(self.values[name]) > 1
 
     def away(self, row: Mapping[str, float | None]) -> Away:
-        """Of a job with these numbers; where it, or no run, has a number, nothing is told."""
+        """Say how far a job with these numbers is; where it, or no run, has a number, nothing is told."""
         gaps: dict[str, float] = {}
         beyond: dict[str, float] = {}
         for name, known in self.values.items():
@@ -193,7 +193,7 @@ class Numbers:
 
 
 def notes_of(numbers: Numbers, away: Away, row: Mapping[str, float | None]) -> list[str]:
-    """What lies outside of the runs, and where they end; the interval is wider for it."""
+    """Say what lies outside of the runs, and where they end; the interval is wider for it."""
     notes = []
     for name in away.beyond:
         known, value = numbers.values[name], row[name]
@@ -205,7 +205,7 @@ def notes_of(numbers: Numbers, away: Away, row: Mapping[str, float | None]) -> l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the runs that something was learned from have: the values of every setting and number."""
+    """Holds what the runs that something was learned from have: the values of every setting and number."""
 
     workload: str
     """What they are runs of, but for the links; empty where several are pooled."""
@@ -240,13 +240,13 @@ class Seen:
         return f"{name}: {SETTINGS[name](job)}, which no run has ({known}), is {how}"
 
     def model_notes(self, job: Job) -> list[str]:
-        """What to know where several workloads were pooled, or one stands for another."""
+        """Say what to know where several workloads were pooled, or one stands for another."""
         if self.workload == workload_key(job):
             return []
         return [f"model: a law of all runs together, whatever they train, for {job.workload.model.label}"]
 
     def notes(self, away: Away, row: Mapping[str, float | None]) -> list[str]:
-        """What lies outside of the runs, and where they end."""
+        """Say what lies outside of the runs, and where they end."""
         return notes_of(self.numbers, away, row)
 
     def on_machine(self, job: Job, spread: Factors) -> tuple[Factors, list[str]]:
@@ -291,7 +291,7 @@ def machines_of(jobs: Sequence[Job]) -> tuple[str, ...]:
 
 
 def elsewhere(job: Job, machines: Sequence[str]) -> str | None:
-    """What to say of CPU workers on another machine than those of runs, where both are told."""
+    """Say what to know of CPU workers on another machine than those of runs, where both are told."""
     machine = machine_of(job)
     if not machine or not machines or machine in machines:
         return None
@@ -330,8 +330,8 @@ class LeftOutAlong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How an interval grows with the distance from what was seen, in e-folds of time: by so much in a gap
-    between the values of a number, and for each e-fold beyond them. What left-out runs do not tell is
+    """Says how an interval grows with the distance from what was seen, in e-folds of time: by so much in a
+    gap between the values of a number, and for each e-fold beyond them. What left-out runs do not tell is
     missing."""
 
     gaps: Mapping[str, float] = field(default_factory=dict)
@@ -339,8 +339,8 @@ class Reach:
 
     @classmethod
     def of(cls, left_out: Sequence[LeftOutAlong]) -> Reach:
-        """So that what was left out lies in its interval as often as that says (split conformal prediction of
-        the error over the distance)."""
+        """Let intervals grow so that what was left out lies in its interval as often as that says (split
+        conformal prediction of the error over the distance)."""
         gaps: dict[str, list[float]] = {}
         beyond: dict[str, list[float]] = {}
         for one in left_out:
@@ -391,7 +391,7 @@ class Reach:
 
 
 def quantile_80(values: Sequence[float]) -> float:
-    """What 80 % stay below, the next one too."""
+    """Give the value that 80 % stay below, the next one too."""
     return sorted(values)[min(math.ceil(0.8 * (len(values) + 1)), len(values)) - 1]
 
 
@@ -423,7 +423,7 @@ def _several(columns: Mapping[str, Array]) -> list[tuple[str, Array]]:
 
 
 def aways(columns: Mapping[str, Array], part: Part) -> list[Away]:
-    """How far the runs of a part that are forecast are from the others."""
+    """Say how far the runs of a part that are forecast are from the others."""
     known, asked = part
     numbers = Numbers.of({name: column[known] for name, column in columns.items()})
     return [numbers.away(row_of(columns, i)) for i in asked]

@@ -23,7 +23,7 @@ _LEAST_RUNS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictorAnswer:
-    """What one predictor says: a forecast, or why there is none."""
+    """Holds what one predictor says: a forecast, or why there is none."""
 
     predictor: str
     forecast: Forecast | None = None

@@ -18,7 +18,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 
 
 def folder() -> Path:
-    """Where what was learned by name is kept: in the user's data folder, beside the store of runs."""
+    """Name the folder that keeps what was learned by name: in the user's data folder, beside the store of
+    runs."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return data / "foretrain" / "predictors"
 
@@ -54,8 +55,8 @@ def learned() -> str | None:
 
 
 def usual() -> str:
-    """What ``predictors.get`` finds the usual predictor by: as the environment says, else what was learned
-    and is in use, else what comes with foretrain."""
+    """Name what ``predictors.get`` finds the usual predictor by: as the environment says, else what was
+    learned and is in use, else what comes with foretrain."""
     if given := os.environ.get(VARIABLE):
         return given
     name = learned()

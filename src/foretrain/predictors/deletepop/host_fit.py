@@ -83,7 +83,7 @@ def solve(host: DispatchHost, rows: Sequence[HostTime]) -> DispatchHost:
 
 
 def check_enough(runs: Sequence[Run]) -> None:
-    """One line where there are too few measured times to learn from."""
+    """Refuse too few measured times to learn from, in one line."""
     times = sum(quantity in run.measured for run in runs if _usable(run) for quantity in _QUANTITIES)
     if times < _LEAST:
         raise InputError(
@@ -146,7 +146,7 @@ def _times(run: Run) -> Iterator[tuple[str, float]]:
 
 
 def _counts(host: DispatchHost, op: Op) -> list[float]:
-    """How often each constant counts in one call; the last, per step, is set by the caller."""
+    """Count how often each constant counts in one call; the last, per step, is set by the caller."""
     if op.phase == "optimizer":
         return [0, 0, 0, 0, 0, 1, len(op.operator.inputs), 0]
     if not op.operator.launches:

@@ -78,7 +78,7 @@ class Cases:
         )
 
     def part(self, rows: Sequence[int]) -> Cases:
-        """Some of the jobs."""
+        """Keep these jobs alone."""
         index = np.array(rows, dtype=np.int64)
         columns = {
             name: getattr(self, name)[index]
@@ -87,8 +87,8 @@ class Cases:
         return Cases(graphs=self.graphs, **columns)
 
     def samples(self) -> Samples:
-        """What a network learns: in the reference the scaled figures themselves, else how far they lie from
-        the schedule's.
+        """Give what a network learns: in the reference the scaled figures themselves, else how far they lie
+        from the schedule's.
 
         Of an idle network there is nothing to learn.
         """

@@ -40,8 +40,8 @@ MEMORY = np.array([name.startswith("memory") for name in TARGETS]) & ~SPANS
 
 
 def figures_of(run: Run) -> Array | None:
-    """As ``TARGETS`` names them: idle and active spans as shares of the window, the rest as measured; not a
-    number where it was not.
+    """Read the figures that ``TARGETS`` names off a run: idle and active spans as shares of the window, the
+    rest as measured; not a number where it was not.
 
     The window is three steps or half a second, whichever is longer: how long a span is in seconds says as
     much of the protocol as of the job.
@@ -72,7 +72,7 @@ def scaled(figures: Array) -> Array:
 
 
 def unscaled(values: Array) -> Array:
-    """What ``scaled`` was given, within what is possible."""
+    """Undo ``scaled``, within what is possible."""
     result = np.clip(values, 0.0, 1.0)
     network = np.exp(np.minimum(values[..., NETWORK], 30.0))
     result[..., NETWORK] = np.where(network > LEAST_BYTES_PER_S * (1 + 1e-9), network, 0.0)
@@ -145,8 +145,8 @@ _LEAST_LOADING = math.exp(-3.0)
 
 
 def setting_columns(job: Job, graph: OpGraph) -> Array:
-    """As ``SETTING_COLUMNS`` names them: the setting, and how the work of the step compares with what the
-    setting can do."""
+    """Compute the figures that ``SETTING_COLUMNS`` names: the setting, and how the work of the step compares
+    with what the setting can do."""
     cluster, device, servers = job.cluster, job.cluster.device, float(bool(job.plan.servers))
     workers, precision = cluster.world_size, job.workload.training.precision.removeprefix("amp-")
     rate, bandwidth = device.peak_flops(precision), device.memory_bytes_per_s
@@ -273,7 +273,7 @@ def directed_groups(graph: OpGraph, *, groups: int = GROUPS) -> Groups:
 
 
 def whole_columns(graph: OpGraph) -> Array:
-    """As ``WHOLE_COLUMNS`` names them."""
+    """Compute the figures that ``WHOLE_COLUMNS`` names."""
     launched = graph.column("launches")
     size = graph.column("bytes") * launched
     held = {
@@ -306,7 +306,7 @@ def kind_of(operator: Operator) -> str:
 
 
 def _kind_index(graph: OpGraph) -> npt.NDArray[np.int64]:
-    """For each op, the position of its kind in ``KINDS``."""
+    """Say, for each op, the position of its kind in ``KINDS``."""
     positions = [KINDS.index(kind_of(operator)) for operator in graph.operators]
     return np.array(positions, dtype=np.int64)[graph.operator_index]
 
@@ -358,7 +358,7 @@ def _output_bytes(operator: Operator) -> float:
 
 
 def _weight_elements(operator: Operator) -> float:
-    """Of the operator's weight, where it has one."""
+    """Count the elements of the operator's weight, where it has one."""
     found = operator.tensor("weight") or operator.tensor("mat2")
     return float(found.numel) if found is not None else 0.0
 

@@ -47,7 +47,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How long to learn and how fast."""
+    """Says how long to learn and how fast."""
 
     epochs: int
     patience: int
@@ -66,7 +66,8 @@ _GAINS, ENOUGH = (1.0, 0.75, 0.5, 0.25, 0.1), 16
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Samples:
-    """What is learned from: distinct graphs, and for each run its graph, its setting and its figures."""
+    """Holds what is learned from: distinct graphs, and for each run its graph, its setting and its
+    figures."""
 
     graphs: Sequence[Groups]
     graph_of: npt.NDArray[np.int64]
@@ -79,7 +80,7 @@ class Samples:
         return len(self.graph_of)
 
     def part(self, rows: Sequence[int]) -> Samples:
-        """Some of the runs, with the graphs that they need."""
+        """Keep these runs alone, with the graphs that they need."""
         index = np.array(rows, dtype=np.int64)
         needed, graph_of = np.unique(self.graph_of[index], return_inverse=True)
         return Samples(
@@ -179,7 +180,8 @@ class Member(nn.Module):
         return self.outer(*self.inner(batch, graph_of, beside))
 
     def inner(self, batch: Any, graph_of: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
-        """What the last layer of the head reads, and what goes straight to the figures: a row per run."""
+        """Compute what the last layer of the head reads, and what goes straight to the figures: a row per
+        run."""
         graph = self.body((batch.x - self.node_mean) / self.node_scale, batch)[graph_of]
         beside = ((beside - self.beside_mean) / self.beside_scale).clamp(-3, 3)
         return self.head[:-1](torch.cat([graph, beside], dim=1)), beside
@@ -189,7 +191,8 @@ class Member(nn.Module):
         return found if self.direct is None else found + self.direct(beside)
 
     def standardise(self, samples: Samples) -> None:
-        """By mean and deviation; the nodes of the reference by the largest value, as Driple does."""
+        """Standardise by mean and deviation; the nodes of the reference by the largest value, as Driple
+        does."""
         rows = {
             "node": np.concatenate([graph.nodes for graph in samples.graphs]),
             "beside": _beside(samples),
@@ -255,7 +258,7 @@ class Network:
 
 
 def load(path: Path) -> Network:
-    """What ``Network.save`` wrote."""
+    """Read what ``Network.save`` wrote."""
     header, weights = read_members(path, FORMAT)
     members = []
     for tensors in weights:
@@ -303,7 +306,7 @@ def train(
 
 
 def borne_out(held_out: Array, targets: Array) -> Array:
-    """How much of what was learned of each figure held on runs that were held out: a correction that made
+    """Say how much of what was learned of each figure held on runs that were held out: a correction that made
     them worse is left out but for a trace."""
     trust = np.ones(targets.shape[1])
     for figure in range(targets.shape[1]):
@@ -343,8 +346,8 @@ def parts_apart(groups: Sequence[str], count: int, seed: int) -> list[list[int]]
 
 
 def _learn(member: Member, inside: Samples, outside: Samples | None, schedule: Schedule) -> float:
-    """Until the held-out runs no longer get better, and back to where they were best: their error; the rate
-    falls along a cosine."""
+    """Learn until the held-out runs no longer get better, and go back to where they were best; returns their
+    error; the rate falls along a cosine."""
     optimizer = torch.optim.AdamW(member.parameters(), lr=schedule.rates[0], weight_decay=schedule.decay)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, schedule.epochs)
     whole, there = batched(inside), batched(outside) if outside is not None else None
@@ -374,14 +377,15 @@ def _learn(member: Member, inside: Samples, outside: Samples | None, schedule: S
 
 
 def _batches(samples: Samples, size: int) -> Iterator[tuple[Batch, Tensor, Tensor, Tensor]]:
-    """All runs once, in a random order, in parts of equal size."""
+    """Deal all runs out once, in a random order, in parts of equal size."""
     order = torch.randperm(len(samples)).numpy()
     for part in np.array_split(order, max(1, round(len(samples) / size))):
         yield batched(samples.part(part.tolist()))
 
 
 def _loss(member: Member, inputs: tuple[Batch, Tensor, Tensor, Tensor]) -> Tensor:
-    """Every figure counts alike: each in its own deviation, and the mean over those that were measured."""
+    """Compute the loss, in which every figure counts alike: each in its own deviation, and the mean over
+    those that were measured."""
     batch, graph_of, beside, targets = inputs
     wanted = (targets - member.target_mean) / member.target_scale
     weight = torch.isfinite(wanted).float() * member.known

@@ -141,7 +141,8 @@ class DriplePredictor(NeuralPredictor[Learned]):
         return Forecast(job=job, predictor=self.name, quantities=quantities, assumptions=tuple(notes))
 
     def _unseen(self, job: Job) -> tuple[list[str], float]:
-        """What the runs of a job's network do not have, and how many times as wide intervals are for it."""
+        """Say what the runs of a job's network do not have, and how many times as wide intervals are for
+        it."""
         learned = self.state()
         seen, row, new = learned.seen[self._network_of(job)], _number_row(job), setting_of(job)
         names, away = [name for name in SETTINGS if not seen.has(job, name)], seen.numbers.away(row)
@@ -153,8 +154,8 @@ class DriplePredictor(NeuralPredictor[Learned]):
         return notes, _WIDER**distance
 
     def figures(self, job: Job) -> Array:
-        """As ``TARGETS`` names them, spans as shares of the window; not a number for those that no run of the
-        device had."""
+        """Forecast the figures that ``TARGETS`` names, spans as shares of the window; not a number for those
+        that no run of the device had."""
         check_data_parallel(job, self.name)
         learned = self.state()
         network = learned.networks.get(self._network_of(job))
@@ -272,7 +273,7 @@ class DriplePredictor(NeuralPredictor[Learned]):
             }
 
     def report(self, progress: Progress = lambda done, total: None) -> Report:
-        """What a transfer was worth on runs that were left out; else what learning was."""
+        """Say what a transfer was worth on runs that were left out; else what learning was."""
         if not self.transfers_:
             return super().report(progress)
         return [part for check in self.transfers_ for part in check.told()]
@@ -286,7 +287,7 @@ class DriplePredictor(NeuralPredictor[Learned]):
         return self
 
     def _schedules(self) -> DeletePopPredictor:
-        """What forecasts the steps whose resources the white box samples."""
+        """Name the predictor that forecasts the steps whose resources the white box samples."""
         return self.schedules or deletepop()
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
@@ -348,7 +349,7 @@ def _number_row(job: Job) -> dict[str, float | None]:
 
 
 def _seen(jobs: Sequence[Job], before: Seen | None) -> Seen:
-    """What jobs have, and others before them."""
+    """Add what jobs have to what others before them had."""
     rows = [_number_row(job) for job in jobs]
     seen = Seen.of(jobs, {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _NUMBERS})
     if before is None:

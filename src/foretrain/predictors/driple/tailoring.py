@@ -62,8 +62,8 @@ def transfer(network: Network, samples: Samples, groups: Sequence[str]) -> tuple
 
 
 def silenced(network: Network) -> Network:
-    """What a network makes of a run, but nothing that it says of figures: for a device that it does not know,
-    on which its corrections do not hold."""
+    """Keep what a network makes of a run, but nothing that it says of figures: for a device that it does not
+    know, on which its corrections do not hold."""
     members = [copy.deepcopy(known).eval() for known in network.members]
     for member in members:
         _say(member, np.zeros((_columns_of(member), member.sizes[-1])))
@@ -72,7 +72,7 @@ def silenced(network: Network) -> Network:
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """What a member reads of runs before its last layers, and the weights of these in the units of the
+    """Holds what a member reads of runs before its last layers, and the weights of these in the units of the
     figures: first the offset, then a row for each column."""
 
     member: Member
@@ -98,7 +98,7 @@ class _Reading:
         )
 
     def from_schedule(self, targets: Array) -> _Reading:
-        """The same, but saying nothing of figures that the runs have."""
+        """Say nothing of figures that the runs have."""
         measured = np.isfinite(targets).any(axis=0)
         return _Reading(
             self.member, self.columns, np.where(measured, 0.0, self.weights), np.ones_like(self.known)

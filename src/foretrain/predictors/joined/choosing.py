@@ -47,7 +47,8 @@ _BETTER = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Who speaks for a job: weights that add up to 1, and by how many e-folds each forecasts too much."""
+    """Says who speaks for a job: weights that add up to 1, and by how many e-folds each forecasts too
+    much."""
 
     weights: Mapping[str, float]
     shifts: Mapping[str, float]
@@ -81,7 +82,7 @@ class LeftOut:
         return same if same.sum() >= _FEWEST_OF_KIND else alike
 
     def distances(self, key: Key) -> Array:
-        """Of a job to each run, by the weights of ``evidence``."""
+        """Give the distance of a job to each run, by the weights of ``likeness``."""
         weights = shipped().weights
         away = np.zeros(len(self))
         for name in FIELDS:
@@ -95,7 +96,8 @@ class LeftOut:
         return away
 
     def mix(self, way: Way, kind: Mask, distances: Array, available: Sequence[str]) -> Mix | None:
-        """Who speaks, of those that are available, by the left-out runs of a kind; None where none tells."""
+        """Choose who speaks, of those that are available, by the left-out runs of a kind; None where none
+        tells."""
         columns = [self.members.index(name) for name in available]
         if not kind.any() or not columns:
             return None
@@ -147,13 +149,13 @@ class LeftOut:
         return found
 
     def without(self, i: int) -> Mask:
-        """All but one run, its repeats and those left out with it."""
+        """Select all but one run, its repeats and those left out with it."""
         parts, steps = np.array(self.parts), np.array(self.steps)
         among: Mask = (parts != parts[i]) & (steps != steps[i])
         return among
 
     def mix_without(self, way: Way, i: int) -> Mix | None:
-        """Who speaks for a left-out run, of those that forecast it, by the others."""
+        """Choose who speaks for a left-out run, of those that forecast it, by the others."""
         among = self.without(i)
         kind = self.where(self.relations[i], self.devices[i], among)
         kind = kind if kind.any() else among  # nobody else was left out so: what is known of other kinds
@@ -247,5 +249,5 @@ def _mean(values: Array) -> float:
 
 
 def key_of(job: Job) -> Key:
-    """What nearness is told by; nothing is traced for it."""
+    """Read the key by which nearness is told; nothing is traced for it."""
     return Key.of(job)

@@ -78,13 +78,13 @@ class Members:
         families: frozenset[str],
         devices: frozenset[str],
     ) -> Members:
-        """Those that were written, of the names that were to learn."""
+        """Load those that were written, of the names that were to learn."""
         loaded = {name: predictors.class_of(name).load(folder / name) for name in written}
         return cls(by_name={**_as_they_come(names, families, devices), **loaded}, refused={})
 
 
 def everyone(names: Sequence[str]) -> tuple[str, ...]:
-    """Those that learn, and the usual one as it comes if it is among them."""
+    """List those that learn, and the usual one as it comes if it is among them."""
     return (*([SHIPPED] if predictors.DEFAULT in names else []), *names)
 
 

@@ -54,7 +54,7 @@ _HOLDS = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joining:
-    """What is joined, and how it is tried."""
+    """Says what is joined, and how it is tried."""
 
     predictors: tuple[str, ...] = option(
         (*LEARNING, RESOURCES), "The predictors that are joined, with commas.",
@@ -231,8 +231,8 @@ class JoinedPredictor(Predictor):
         return None
 
     def _single(self, forecast: Forecast, name: str, relation: Relation, kind: Mask) -> Forecast:
-        """What one predictor says; its interval is no narrower than that of left-out runs where its own held
-        too few."""
+        """Give the forecast of one predictor; its interval is no narrower than that of left-out runs where
+        its own held too few."""
         note = self._note(forecast.job, relation, kind, f"by {name}")
         named = dataclasses.replace(forecast, predictor=self.name, assumptions=(note, *forecast.assumptions))
         if self._keeps_its_own(name, kind):
@@ -263,8 +263,8 @@ class JoinedPredictor(Predictor):
         return dataclasses.replace(forecast, quantities={**forecast.quantities, **kept})
 
     def _untried(self, job: Job, relation: Relation) -> Forecast:
-        """Where no left-out run tells: the usual predictor, as it has learned where the device is that of
-        runs, or whoever forecasts the job."""
+        """Forecast where no left-out run tells: by the usual predictor, as it has learned where the device is
+        that of runs, or whoever forecasts the job."""
         assert self.members_ is not None
         names = list(self.members_.by_name)
         first = [name for name in names if name != SHIPPED][:1] if relation != "new device" else []
@@ -282,7 +282,7 @@ class JoinedPredictor(Predictor):
         raise UnsupportedJob(f"joined: every predictor refuses this job ({refusals[0]})")
 
     def _note(self, job: Job, relation: Relation, kind: Mask, whom: str) -> str:
-        """Who speaks, and how far off that was; of which devices, where they are not the job's."""
+        """Say who speaks, and how far off that was; of which devices, where they are not the job's."""
         assert self.tried_ is not None
         known = kind & np.isfinite(self.missed_)
         errors = errors_of(self.missed_[known])
@@ -303,14 +303,15 @@ class JoinedPredictor(Predictor):
         return self.tried_.where(relation, device, np.ones(len(self.tried_), dtype=bool))
 
     def _spread(self, kind: Mask) -> Factors:
-        """Around a forecast of this kind, by what was missed of left-out runs."""
+        """Say how far measured runs lie around a forecast of this kind, by what was missed of left-out
+        runs."""
         misses = self.missed_[kind]
         misses = misses[np.isfinite(misses)]
         ranked = factors(np.exp(-misses).tolist()) if len(misses) >= _ENOUGH else None
         return ranked or spread_of_misses(misses)
 
     def report(self, progress: Any = lambda done, total: None) -> Report:
-        """By kind of job: who forecasts it, and how well on left-out runs, beside the best one alone."""
+        """Say by kind of job who forecasts it, and how well on left-out runs, beside the best one alone."""
         if self.tried_ is None or not len(self.tried_):
             nothing = f"fewer than {_FEWEST} runs, or repeats alone: none was left out, so nothing was chosen"
             return [nothing, *self._told_of_figures]

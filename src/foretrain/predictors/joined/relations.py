@@ -71,7 +71,7 @@ class Told:
         return cls(settings=settings, numbers=numbers, machines=tuple(document["machines"]))
 
     def news(self, job: Job, whose: str) -> dict[str, str]:
-        """By setting, what to say of one that they do not have; degrees between theirs are none."""
+        """Name, by setting, what to say of one that they do not have; degrees between theirs are none."""
         found = {}
         for name, known in self.settings.items():
             value = SETTINGS[name](job)
@@ -99,7 +99,7 @@ def _among(value: Any, known: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What runs have: devices, models, ways of training them, and the numbers of each."""
+    """Holds what runs have: devices, models, ways of training them, and the numbers of each."""
 
     devices: frozenset[str]
     models: frozenset[str]
@@ -133,11 +133,11 @@ class Known:
         return list(self._around(job).news(job, "").values())
 
     def _around(self, job: Job) -> Told:
-        """What runs on its device have, or all where there are none."""
+        """Say what runs on a job's device have, or all where there are none."""
         return self.by_device.get(device_of(job), self.everyone)
 
     def notes(self, job: Job) -> list[str]:
-        """What runs, those of the model where there are some, do not have of a job: settings, and numbers
+        """Say what runs, those of the model where there are some, do not have of a job: settings, and numbers
         beyond theirs."""
         around, row = self._around(job), number_row(job)
         told = self.by_model.get(job.workload.model.key, around)
@@ -147,7 +147,7 @@ class Known:
         return [*named.values(), *beyond, *([] if where is None else [where])]
 
     def relation(self, job: Job) -> Relation:
-        """How a job stands to the runs; the size of the data counts for nothing, as a step does not know
+        """Say how a job stands to the runs; the size of the data counts for nothing, as a step does not know
         it."""
         if device_of(job) not in self.devices:
             return "new device"
@@ -170,7 +170,8 @@ class Known:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
-        """One of an earlier version does not say what settings runs have: then none is named."""
+        """Read what ``to_dict`` wrote; what an earlier version wrote does not say which settings runs have:
+        then none is named."""
         silent = Told(settings={}, numbers=Numbers(values={}))
         everyone = document.get("everyone")
         by_device, by_model = (document.get(name, {}) for name in ("by_device", "by_model"))
@@ -198,9 +199,9 @@ class Part:
 
 
 def parts(runs: Sequence[Run], folds: int) -> list[Part]:
-    """Some steps in turn, some families in turn, each device, and the largest third along each number, as far
-    as the runs have several; each leaves something to learn from, and none the very runs of another, which
-    would count for two."""
+    """Divide runs into parts: some steps in turn, some families in turn, each device, and the largest third
+    along each number, as far as the runs have several; each leaves something to learn from, and none the very
+    runs of another, which would count for two."""
     found = [
         *_in_turn(runs, lambda run: step_of(run.job), folds),
         *_in_turn(runs, lambda run: family(run.job.workload.model), folds),

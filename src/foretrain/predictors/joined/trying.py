@@ -27,9 +27,9 @@ def try_out(
     devices: frozenset[str] = frozenset(),
     step: Callable[[], None] = lambda: None,
 ) -> tuple[LeftOut, Array]:
-    """Every predictor's forecasts of the runs of each part by the others, and whether its 80 % interval held
-    each (1 or 0, not a number where it refused; rows and columns as in ``misses``). What comes with a
-    predictor stays, but for ``families`` and ``devices``; it is there when a user asks, too."""
+    """Forecast the runs of each part by every predictor that has learned from the others, and say whether its
+    80 % interval held each (1 or 0, not a number where it refused; rows and columns as in ``misses``). What
+    comes with a predictor stays, but for ``families`` and ``devices``; it is there when a user asks, too."""
     speakers = everyone(names)
     rows: list[tuple[Key, Relation, str, int, int, list[float]]] = []
     held: list[list[float]] = []

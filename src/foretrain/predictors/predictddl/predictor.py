@@ -101,7 +101,7 @@ def _embedding(text: str, name: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictDDLSettings:
-    """What can be chosen for ``fit``."""
+    """Says what can be chosen for ``fit``."""
 
     form: Form = option(  # noqa: RUF009
         "ratio",
@@ -116,7 +116,7 @@ class PredictDDLSettings:
 
 @final
 class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
-    """After PredictDDL (Assogba, Lima, Rafique, Kwon; CLUSTER 2023).
+    """Forecasts as PredictDDL does (Assogba, Lima, Rafique, Kwon; CLUSTER 2023).
 
     ``form = "paper"``: ``log step = regressor(embedding, cluster)``. ``form = "ratio"``: the regressor, which
     then also sees the work by families of operators, gives the logarithm of the step time over that of a
@@ -165,7 +165,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         self._trained_for(job)
 
     def design_row(self, job: Job) -> Mapping[str, float]:
-        """What the regressor of the job's dataset type sees."""
+        """Describe a job as the regressor of its dataset type sees it."""
         check_data_parallel(job, self.name)
         graph = capture_job(job)
         row, kind = self._row(job, graph, work_of(job, graph)), dataset_type(job)
@@ -193,8 +193,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         return run, work, self._row(run.job, graph, work)
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        """For each device one regressor for each dataset type, chosen by cross-validation over architectures,
-        and one for all other types, chosen by leaving out types; the embedding stays as it is.
+        """Learn for each device one regressor for each dataset type, chosen by cross-validation over
+        architectures, and one for all other types, chosen by leaving out types; the embedding stays as it is.
 
         Devices and types that were learned earlier, and of which there is no run now, stay; so does what
         answers for other types, where it learned from more runs.
@@ -223,7 +223,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         return self
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
-        """All runs are forgotten; the embedding has seen none."""
+        """Forget all runs; the embedding has seen none."""
         self.forget()
         return self
 
@@ -250,7 +250,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
     def _learn(
         self, device: str, runs: Sequence[Run], works: Sequence[OperatorWork], rows: Array
     ) -> dict[str, Trained]:
-        """What runs on one device tell, by device and dataset type."""
+        """Learn what runs on one device tell, by device and dataset type."""
         jobs = [run.job for run in runs]
         types, groups = [dataset_type(job) for job in jobs], [family(job.workload.model) for job in jobs]
         machines = sorted({machine_of(job) for job in jobs} - {""})
@@ -274,7 +274,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
     def _trained(
         self, problem: Problem, choices: Mapping[str, Choice], jobs: Sequence[Job], machines: Sequence[str]
     ) -> dict[str, Trained]:
-        """By dataset type, with the regressor that was chosen for it."""
+        """Learn for each dataset type, by the regressor that was chosen for it."""
         baselines = problem.baselines(np.ones(len(jobs), dtype=np.bool_))
         rest = problem.targets - problem.based(baselines)
         labels, learned = np.array(problem.groups), {}

@@ -344,7 +344,8 @@ class Problem:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Choice:
-    """What cross-validation chose for a dataset type, and how each candidate did on unseen architectures."""
+    """Says what cross-validation chose for a dataset type, and how each candidate did on unseen
+    architectures."""
 
     name: str
     errors: Mapping[str, float]

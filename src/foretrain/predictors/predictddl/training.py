@@ -38,7 +38,7 @@ _HELD_OUT = 10
 
 
 class Objective(ABC):
-    """What a network is trained for: a decoder of its own, the loss of a step, and how well it does."""
+    """Says what a network is trained for: a decoder of its own, the loss of a step, and how well it does."""
 
     name: ClassVar[str]
     rate: float = 3e-3
@@ -51,7 +51,7 @@ class Objective(ABC):
 
     @abstractmethod
     def judged(self, network: HyperNetwork) -> dict[str, float]:
-        """How well it does on what was left out of training, by name."""
+        """Say how well it does on what was left out of training, by name."""
 
 
 def train(
@@ -91,7 +91,7 @@ def train(
 
 
 def _share(step: int, steps: int) -> float:
-    """Of the highest rate: rising, then falling as a cosine."""
+    """Give the share of the highest rate: rising, then falling as a cosine."""
     warm = max(1, int(_WARM_UP * steps))
     if step < warm:
         return (step + 1) / warm
@@ -194,7 +194,7 @@ class Costs(_Regression):
 
 @final
 class OperatorHistogram(_Regression):
-    """How many operators of each kind there are, and of which sizes."""
+    """Predicts how many operators of each kind there are, and of which sizes."""
 
     name: ClassVar[str] = "histogram"
 

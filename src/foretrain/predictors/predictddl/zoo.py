@@ -19,7 +19,7 @@ MOST_NODES = 400
 
 
 def sketched(kind: str, count: int, deepest: int | None = None) -> list[Primitives]:
-    """So many sketches for a dataset type; for any other name of all types in turn."""
+    """Draw so many sketches for a dataset type; for any other name of all types in turn."""
     return [_sketch(kind, seed, deepest or _DEEPEST) for seed in range(count)]
 
 

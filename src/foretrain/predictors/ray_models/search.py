@@ -88,7 +88,7 @@ class Trial:
 
     @property
     def beyond_error(self) -> float:
-        """Where nothing can be left out beyond, the error inside."""
+        """Give the error beyond; where nothing can be left out beyond, the error inside."""
         return _error(self.beyond) if len(self.beyond) else self.inside_error
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _error(misses: Array) -> float:
 
 @single_threaded()
 def try_recipes(shared: tuple[ScaleTable, Array], recipes: Sequence[Recipe]) -> list[Trial]:
-    """Each recipe on the same parts of the runs; what recipes have in common is learned once per part."""
+    """Try each recipe on the same parts of the runs; what recipes have in common is learned once per part."""
     table, times_s = shared
     able = [recipe for recipe in recipes if recipe.mean != "forecast" or table.forecast_s is not None]
     if not able:
@@ -158,7 +158,7 @@ def in_turn(labels: Indices) -> list[Part]:
 
 
 def parts_beyond(table: ScaleTable) -> list[Along]:
-    """For each dimension with three values or more, the largest third of them."""
+    """Leave out, for each dimension with three values or more, the largest third of them."""
     return [(name, part) for name, part in beyond_parts(table.scales) if len(part[0]) >= _FEWEST]
 
 
@@ -167,8 +167,8 @@ def parts_beyond(table: ScaleTable) -> list[Along]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How long to search, and where: the recipes to begin with, how many beyond them, seconds, processes, a
-    Ray cluster, and a file to resume from."""
+    """Says how long to search, and where: the recipes to begin with, how many beyond them, seconds,
+    processes, a Ray cluster, and a file to resume from."""
 
     starters: tuple[Recipe, ...] = STARTERS
     trials: int = option(0, "Recipes to try beyond the usual ones.", least=0)
@@ -210,7 +210,8 @@ def search(
 
 
 def _dealt(recipes: Sequence[Recipe]) -> list[list[Recipe]]:
-    """One by one, but for those that share a mean that is learned; several hands work at the same time."""
+    """Deal recipes out one by one, but for those that share a mean that is learned; several hands work at the
+    same time."""
     by_mean = {mean: [recipe for recipe in recipes if recipe.mean == mean] for mean in MEANS}
     return [
         batch
@@ -227,7 +228,7 @@ def _proposed(
     budget: Budget,
     progress: Callable[[int, int], None],
 ) -> list[Trial]:
-    """What the sampler proposes, until trials or time are spent, after what a study has from before.
+    """Try what the sampler proposes, until trials or time are spent, after what a study has from before.
 
     A batch is told as a whole, and the sampler begins anew with the number of trials before it: what it
     proposes follows from them alone, whether there was an interruption or not.
@@ -249,7 +250,7 @@ def _proposed(
 
 
 def _finished(study: optuna.Study) -> list[Trial]:
-    """What an interrupted search has tried; what it was about to try counts for nothing."""
+    """Read what an interrupted search has tried; what it was about to try counts for nothing."""
     from optuna.trial import TrialState
 
     for one in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):

@@ -47,7 +47,7 @@ WORDS: Mapping[Trust, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What the trust in a correction depends on."""
+    """Says what the trust in a correction depends on."""
 
     device: str
     """Of CPU workers with the machine whose cores they have, where it is told."""
@@ -92,7 +92,7 @@ class Region:
         return cls(found)
 
     def trust(self, place: Place) -> Trust:
-        """How near a job lies; within its own mode, as networks of a mode without runs are not asked."""
+        """Say how near a job lies; within its own mode, as networks of a mode without runs are not asked."""
         mine = {key[1:]: most for key, most in self.largest.items() if key[0] == place.mode}
         here = {key: most for key, most in mine.items() if place.is_on(key[0])}
         known = [most for (_, framework), most in here.items() if framework == place.framework]
@@ -132,7 +132,7 @@ class Correction:
         return gate * float(self.raw([graph])[0]) if gate else 0.0
 
     def raw(self, graphs: Sequence[LayerGraph]) -> Array:
-        """Of each graph, the mean of the networks' answers."""
+        """Give, of each graph, the mean of the networks' answers."""
         mixings = [mixed(graph) for graph in graphs]
         found = [
             [apply(member, graph, mixing) for member in self.members]
@@ -156,7 +156,7 @@ def mixed(graph: LayerGraph) -> Mixing:
 
 
 def apply(weights: Weights, graph: LayerGraph, mixing: Mixing) -> float:
-    """What one network answers: the same as ``CorrectionMember`` in ``network.py``, without torch."""
+    """Answer as one network does: as ``CorrectionMember`` in ``network.py``, without torch."""
     into, out = mixing
 
     def linear(name: str, values: Array) -> Array:
@@ -195,7 +195,7 @@ def intervals(ratios: Array, weights: Array | None = None) -> Factors:
 
 
 def read_correction(path: Path) -> Correction:
-    """What ``network.save`` wrote."""
+    """Read what ``network.save`` wrote."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -266,7 +266,7 @@ def _add_replicas(
     found: _Nodes, step: Step, stage: Stage, work: Work, times: int, alike: int,
     order: dict[int, npt.NDArray[np.int64]], key: int,
 ) -> None:  # fmt: skip
-    """What a rank exchanges with its replicas in each phase, and how much of it the device waits for."""
+    """Add what a rank exchanges with its replicas in each phase, and how much of it the device waits for."""
     fetched = 1 if work.syncs_last else times
     forward = sum(work.gathers_s) * fetched
     backward = (
@@ -348,7 +348,7 @@ def _cut(layer: str, depth: int) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _groups(graph: OpGraph, depth: int) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """By op, the number of its layer in order of first use; and the names."""
+    """Number, by op, its layer in order of first use; and give the names."""
     numbers: dict[str, int] = {}
     cut = {layer: _cut(layer, depth) for layer in {op.layer for op in graph.ops}}
     found = [numbers.setdefault(cut[op.layer], len(numbers)) for op in graph.ops]
@@ -365,7 +365,7 @@ def _flow(graph: OpGraph) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 @functools.lru_cache(maxsize=64)
 def _teams(graph: OpGraph) -> npt.NDArray[np.int64]:
-    """By op, the team that its collective is among; 0 for computation."""
+    """Number, by op, the team that its collective is among; 0 for computation."""
     numbers = [TEAMS.index("expert" if (one := operator.overload).startswith("expert") else one)
                if operator.name in KINDS else 0 for operator in graph.operators]  # fmt: skip
     return np.array(numbers, dtype=np.int64)[graph.operator_index]
@@ -373,7 +373,7 @@ def _teams(graph: OpGraph) -> npt.NDArray[np.int64]:
 
 @functools.lru_cache(maxsize=64)
 def _sent(graph: OpGraph) -> Column:
-    """By op, the bytes of its collective; 0 for computation."""
+    """Count, by op, the bytes of its collective; 0 for computation."""
     sizes = [message_bytes(one) if one.name in KINDS else 0.0 for one in graph.operators]
     return np.array(sizes)[graph.operator_index]
 
@@ -382,7 +382,7 @@ def _sent(graph: OpGraph) -> Column:
 
 
 def design_figures(graph: LayerGraph) -> dict[str, float]:
-    """What ``DESIGN_COLUMNS`` names of a run."""
+    """Compute the figures of a run that ``DESIGN_COLUMNS`` names."""
     return {name: float(graph.run[RUN_COLUMNS.index(name)]) for name in DESIGN_COLUMNS}
 
 
@@ -404,7 +404,7 @@ def _run_columns(step: Step, replicas_s: float, stages_s: float) -> list[float]:
 
 
 def plan_columns(job: Job) -> list[float]:
-    """As ``PLAN_COLUMNS`` names them."""
+    """Compute the figures that ``PLAN_COLUMNS`` names."""
     plan, training, cluster = job.plan, job.workload.training, job.cluster
     numbers = (
         cluster.world_size, cluster.nodes, plan.tensor, plan.pipeline, plan.data or 1, plan.context,

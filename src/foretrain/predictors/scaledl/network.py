@@ -183,8 +183,8 @@ def _weights(places: Sequence[Place]) -> Array:
 
 
 def _folds(known: Sequence[Known], seed: int) -> list[set[int]]:
-    """What each network is not shown: a part of the families, a part of the places, or, of each place, the
-    largest numbers of devices."""
+    """List what each network is not shown: a part of the families, a part of the places, or, of each place,
+    the largest numbers of devices."""
     by_family = _dealt([run.family for run in known], seed)
     by_place = _dealt([f"{run.place.device} {run.place.framework}" for run in known], seed)
     largest = _largest([run.place for run in known])
@@ -208,7 +208,7 @@ def _dealt(labels: Sequence[str], seed: int) -> list[set[int]]:
 
 
 def _largest(places: Sequence[Place]) -> set[int]:
-    """Of each place, the runs on the largest third of the numbers of devices."""
+    """List, of each place, the runs on the largest third of the numbers of devices."""
     found: set[int] = set()
     groups: dict[tuple[str, str], list[int]] = {}
     for i, place in enumerate(places):
@@ -287,8 +287,8 @@ class _HeldOut:
                 self.rows.append((i, region.trust(place), answer))
 
     def gates(self, counted: Array) -> dict[Trust, float]:
-        """By how near runs lay: the share of the correction with the least error; none where neither devices
-        nor framework were seen, as the few places that tell of it are like no others."""
+        """Choose, by how near runs lay, the share of the correction with the least error; none where neither
+        devices nor framework were seen, as the few places that tell of it are like no others."""
         return {trust: 0.0 if trust == "neither" else self._gate(trust, counted) for trust in TRUSTS}
 
     def _gate(self, trust: Trust, counted: Array) -> float:
@@ -321,7 +321,7 @@ class _HeldOut:
         return {trust: found.get(trust, widest) for trust in TRUSTS}
 
     def of_families(self, gates: Mapping[Trust, float]) -> Array:
-        """Of each run, the first answer about it."""
+        """Give the first answer about each run."""
         found = np.zeros(len(self.known))
         for i, trust, answer in reversed(self.rows):
             found[i] = gates[trust] * answer
@@ -334,7 +334,7 @@ def _error(logs: Array, weights: Array) -> float:
 
 
 def free_network(known: Sequence[Known], asked: Sequence[Known], *, seed: int = 0) -> Array:
-    """What one network without a bound answers about other runs: the control that knows no engine."""
+    """Answer about other runs by one network without a bound: the control that knows no engine."""
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         weights, data = _weights([run.place for run in known]), [_data(run) for run in known]

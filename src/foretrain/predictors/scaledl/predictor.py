@@ -78,8 +78,8 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
         return self._operators().tuning_for(job)
 
     def spread_of(self, step: Step) -> Spread:
-        """That of the played step, but for its time: as far as left-out runs that were as near lay; where it
-        is not corrected, no less than that of the played step."""
+        """Say how far measured runs lie: as from the played step, but for its time: as far as left-out runs
+        that were as near lay; where it is not corrected, no less than from the played step."""
         played, place = self._operators().spread_of(step), Place.of(step.layout.job)
         learned = self.state()
         if place.mode not in learned.region.modes:
@@ -101,7 +101,8 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
             raise UnsupportedJob("cluster.groups: CPUs beside GPUs; scaledl forecasts steps on either")
 
     def design_row(self, job: Job) -> Mapping[str, float]:
-        """What the played step says of host, device and network, and the number of devices."""
+        """Describe a job by what the played step says of host, device and network, and the number of
+        devices."""
         self.check(job)
         return design_figures(layer_graph(self.step(job)))
 
@@ -151,7 +152,7 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
         return self
 
     def layer_graph(self, run: Run) -> LayerGraph:
-        """What ``fit`` learns from a run; ``UnsupportedJob`` when it cannot."""
+        """Make the graph that ``fit`` learns from a run; ``UnsupportedJob`` when it cannot."""
         self.check(run.job)
         if not run.measured.get("step_time_s", 0.0) > 0:
             raise UnsupportedJob("no step_time_s")
