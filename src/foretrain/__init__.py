@@ -95,7 +95,7 @@ class _Package(ModuleType):
 
     @capture.setter
     def capture(self, subpackage: ModuleType) -> None:
-        """What the import system does with every subpackage, and what is not wanted here."""
+        """Ignore the import system, which puts every subpackage here."""
 
     @property
     def plan(self) -> Any:
@@ -103,7 +103,7 @@ class _Package(ModuleType):
 
     @plan.setter
     def plan(self, module: ModuleType) -> None:
-        """The same of the module that has the noun."""
+        """Ignore the import system, which puts the module with the noun here."""
 
 
 sys.modules[__name__].__class__ = _Package

@@ -22,7 +22,7 @@ from foretrain.units import counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What may be chosen from; what is left out is taken from the runs."""
+    """Says what may be chosen from; what is left out is taken from the runs."""
 
     samples: tuple[int, ...] = ()
     epochs: float | None = None
@@ -131,7 +131,7 @@ def candidates(
 
 
 def _sizes(base: Job, runs: Sequence[Run]) -> list[int]:
-    """Of the data that runs of the model have, the largest last."""
+    """List the sizes of the data that runs of the model have, the largest last."""
     trainings = [run.job.workload.training for run in runs if run.job.workload.model == base.workload.model]
     return sorted({training.samples for training in trainings if training.samples is not None})
 
@@ -150,7 +150,7 @@ def _epochs(base: Job, wishes: Wishes) -> float:
 
 
 def data_taken(base: Job, runs: Sequence[Run], wishes: Wishes) -> str:
-    """How much data the configurations train on, and how often, in words."""
+    """Say in words how much data the configurations train on, and how often."""
     sizes = _sizes(base, runs)
     if wishes.samples:
         what = f"{', '.join(f'{count:,}' for count in wishes.samples)} samples an epoch"
@@ -205,7 +205,7 @@ def _machine(cluster: Cluster) -> tuple[str, str | None]:
 
 
 def _nodes_as(clusters: Sequence[Cluster], workers: int) -> int:
-    """How many nodes workers have that no cluster has as many of: one where all have one, otherwise as few as
+    """Count the nodes of workers that no cluster has as many of: one where all have one, otherwise as few as
     the fullest nodes allow."""
     most = max(each.groups[0].devices_per_node for each in clusters)
     if workers <= most or all(each.nodes == 1 for each in clusters):
@@ -274,14 +274,15 @@ def advise(
 
 
 def _rank(option: RatedConfiguration, risk: float) -> tuple[Any, ...]:
-    """In time before late; then what it costs; then device hours, where nothing is known of prices."""
+    """Rank by being in time before late; then by what it costs; then by device hours, where nothing is known
+    of prices."""
     in_time = option.late <= risk
     cost = option.cost.median if option.cost is not None else option.device_seconds
     return (not in_time, cost if in_time else option.late, option.total_time_s.median)
 
 
 def machines(job: Job) -> str:
-    """What a configuration is booked as."""
+    """Name what a configuration is booked as."""
     cluster = job.cluster
     node, device = cluster.groups[0].node, cluster.device
     if node is not None:
@@ -293,7 +294,7 @@ def machines(job: Job) -> str:
 
 
 def notes(options: Sequence[RatedConfiguration]) -> list[str]:
-    """What the forecasts of these configurations note, each with those that it is said of."""
+    """List what the forecasts of these configurations note, each with those that it is said of."""
     said: dict[str, list[str]] = {}
     for option in options:
         what = f"{counted(option.job.cluster.world_size, 'worker')} on {machines(option.job)}"

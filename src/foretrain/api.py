@@ -142,7 +142,7 @@ def _check_kind(name: str, value: object, kinds: tuple[type, ...], allowed: str)
 
 
 def _kind(target: object) -> str:
-    """What something is, in words, with what would do where that is near."""
+    """Describe a thing in words, with what would do where that is near."""
     if inspect.isclass(target):
         return f"the class {target.__name__} (an instance of it would do)"
     if callable(target):
@@ -191,7 +191,7 @@ def _with_defaults(job: Job, given: Set[str], defaults: Mapping[str, Any]) -> Jo
 
 
 def _own_training(section: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a user's program decides of its training; its batch is that of one device."""
+    """Read what a user's program decides of its training; its batch is that of one device."""
     if section["source"] != "python" or options.get("mode", "train") != "train":
         return {}
     from foretrain.capture.programs.settings import own_training
@@ -230,7 +230,7 @@ def _data_ranks(tables: Mapping[str, Any], catalog: Catalog) -> int:
 
 
 def _follow_graph(path: Path, tables: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a graph was captured with, put into the job; an option that contradicts it is an error."""
+    """Put what a graph was captured with into the job; an option that contradicts it is an error."""
     from foretrain.graph import OpGraph
     from foretrain.graph.storage import checked
 

@@ -111,7 +111,7 @@ class ServedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uploaded:
-    """How many runs were new to a server, and how many it had."""
+    """Says how many runs were new to a server, and how many it had."""
 
     new: int
     known: int
@@ -161,8 +161,8 @@ class Client:
         predictor: str | None = None,
         **options: Any,
     ) -> Mapping[str, Any]:
-        """The same with what a page draws of it: parts and timeline of the step, and how its time comes
-        about."""
+        """Ask for a forecast with what a page draws of it: parts and timeline of the step, and how its time
+        comes about."""
         asked = {**_target(model, options), **({} if predictor is None else {"predictor": predictor})}
         return self._post("/v1/record", asked)
 
@@ -301,7 +301,7 @@ class Client:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Nothing, and no token, goes to another place than it was meant for."""
+    """Follows no redirect: nothing, and no token, goes to another place than it was meant for."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -325,7 +325,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def _question(asked: Any) -> dict[str, Any]:
-    """One of two that are compared."""
+    """Write one of two that are compared."""
     model, options = asked if isinstance(asked, tuple) else (asked, {})
     return _target(model, options)
 

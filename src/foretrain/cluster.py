@@ -133,7 +133,7 @@ class Cluster:
     def read(
         cls, section: Mapping[str, Any], catalog: Catalog | None = None, *, base: Path = Path()
     ) -> Cluster:
-        """From the job file's section, which lies in ``base``; errors name the field, the value and what is
+        """Read the job file's section, which lies in ``base``; errors name the field, the value and what is
         allowed.
 
         >>> Cluster.read({"node": "dgx-h100", "nodes": 2}).world_size
@@ -211,7 +211,7 @@ class Cluster:
         return tuple(found)
 
     def alone(self, group: Group) -> Cluster:
-        """One of the groups by itself, with the host of its own nodes unless the cluster's is told."""
+        """Take one of the groups by itself, with the host of its own nodes unless the cluster's is told."""
         return dataclasses.replace(
             self, groups=(group,), issuer=group.issuer if self.host is None else self.issuer
         )

@@ -26,7 +26,7 @@ def read_text(path: Path) -> str:
 
 
 def decompressed(path: Path) -> bytes:
-    """What the frames of a zstd file hold."""
+    """Decompress all frames of a zstd file."""
     import zstandard
 
     rest, plain = path.read_bytes(), []
@@ -59,7 +59,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_tables(path: Path) -> Any:
-    """What a ``.json`` file holds, or any other file as TOML."""
+    """Read a ``.json`` file, or any other file as TOML."""
     text = read_text(path)
     kind, parse = ("JSON", parse_json) if path.suffix == ".json" else ("TOML", parse_toml)
     try:
@@ -80,7 +80,7 @@ def check_target(path: Path, *, folder: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """With all above it, where they are not there."""
+    """Make a folder with all above it, where they are not there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -78,7 +78,6 @@ T = TypeVar("T")
 Edit = Callable[[Any], Any]
 """What changes the tables of a job before they are read."""
 
-
 UNSAID_RECOMPUTATION = "recompute none"
 """Among what is assumed, of a framework whose launchers choose it by the memory that there is."""
 
@@ -121,25 +120,24 @@ class Job:
         if servers and split:
             what = f"plan.servers: {servers} serve workers that hold the whole model"
             raise InputError(f"{what}; leave out plan.{split[0]} = {getattr(self.plan, split[0])}")
-
         if self.plan.offload and any(group.device.is_cpu for group in self.cluster.groups):
             raise InputError("plan.offload: true, but a CPU is the host already; leave it out")
 
     def _check_precision(self) -> None:
         """fp8 runs nowhere but on units of its own; other formats that a device lacks run as wider ones."""
+        training = self.workload.training
+        if self.plan.fp8_gather and training.precision != "fp8":
+            raise InputError("plan.fp8_gather: true needs training.precision fp8")
         for device in (group.device for group in self.cluster.groups):
-            if self.workload.training.precision == "fp8" and device.fp8 is None:
+            if training.precision == "fp8" and device.fp8 is None:
                 raise InputError(
                     f"training.precision: 'fp8' cannot run on {device.name}, which has no fp8 rate in the "
                     "catalogue; use bf16 or fp16, or a device that has one"
                 )
-            if self.plan.fp8_gather and self.workload.training.precision != "fp8":
-                raise InputError("plan.fp8_gather: true needs training.precision fp8")
-            recipe = self.workload.training.fp8
-            if recipe in _FROM_BLACKWELL_ON and device.capability and float(device.capability) < 10:
+            if training.fp8 in _FROM_BLACKWELL_ON and device.capability and float(device.capability) < 10:
                 raise InputError(
-                    f"training.fp8: {recipe!r} cannot run on {device.name}: scales of "
-                    f"{_FROM_BLACKWELL_ON[recipe]} numbers came with Blackwell; "
+                    f"training.fp8: {training.fp8!r} cannot run on {device.name}: scales of "
+                    f"{_FROM_BLACKWELL_ON[training.fp8]} numbers came with Blackwell; "
                     "use delayed, current or blockwise"
                 )
 
@@ -193,8 +191,8 @@ class Job:
 
     @property
     def balance(self) -> Literal["even", "speed"]:
-        """How work is dealt out to groups that differ: as the plan says, else layers of a pipeline by speed
-        and a batch alike, as launchers split it."""
+        """Say how work is dealt out to groups that differ: as the plan says, else layers of a pipeline by
+        speed and a batch alike, as launchers split it."""
         if self.plan.balance is not None:
             return self.plan.balance
         return "speed" if self.plan.pipeline > 1 and len(self.cluster.distinct_groups) > 1 else "even"
@@ -212,7 +210,7 @@ class Job:
         self._check_inputs()
 
     def _check_inputs(self) -> None:
-        """What goes into a model at once can be counted, with what its layers make of it."""
+        """Refuse inputs so large that what a model's layers make of them can no longer be counted."""
         training = self.workload.training
         for name, numbers in (
             ("image", math.prod(training.image_shape or (0,))),
@@ -318,7 +316,7 @@ class Job:
 
     @property
     def of_step(self) -> Job:
-        """The same without its length: what a step depends on."""
+        """Leave out the length of the training: what is left is what a step depends on."""
         training = self.workload.training
         if (alone := training.of_step) is training:
             return self
@@ -334,7 +332,7 @@ class Job:
         }
 
     def seen_from(self, folder: Path) -> Job:
-        """The same job for a file in ``folder``: the path of its model starts there."""
+        """Name the model as a file in ``folder`` names it: its path starts there."""
         work, model = self.workload, self.workload.model
         if model.source in FILE_SOURCES:
             model = dataclasses.replace(model, name=path_seen_from(str(model.name), work.base, folder))

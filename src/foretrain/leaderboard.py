@@ -76,8 +76,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """How far two measurements of one job lie apart: half of their distance over their mean, so what the best
-    of all predictors would still be off by."""
+    """Says how far two measurements of one job lie apart: half of their distance over their mean, so what the
+    best of all predictors would still be off by."""
 
     source: str
     quantity: str
@@ -116,7 +116,7 @@ def source(path: Path | str) -> str:
 
 
 def tasks(names: Sequence[str], files: Sequence[Path]) -> Iterator[BoardTask]:
-    """What there is to score.
+    """List what there is to score.
 
     A predictor that comes with what it learned is scored as shipped, so that a user's runs are like those of
     any file but those it learned from; on these (its home) architecture families are left out in turn. One
@@ -190,8 +190,8 @@ def _scored(task: BoardTask, most: int | None, processes: int) -> Evaluation:
 
 
 def _taken(path: Path | None, task: BoardTask) -> Evaluation | None:
-    """What was kept of a task, its files by the names that they have now; nothing where it is not there or of
-    another version."""
+    """Read what was kept of a task, its files by the names that they have now; nothing where it is not there
+    or of another version."""
     if path is None or not path.exists():
         return None
     called = {each.name: str(each) for each in task.paths}
@@ -250,7 +250,7 @@ def _point(row: Comparison, split: str | None, runs: _Facts) -> Point:
 
 
 def _noise(files: Mapping[Path, _Facts]) -> Iterator[Noise]:
-    """Of jobs that a file has more than once."""
+    """Measure the noise of jobs that a file has more than once."""
     for path, runs in files.items():
         for quantity in QUANTITIES:
             by_job: dict[str, list[float]] = {}

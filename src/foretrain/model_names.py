@@ -50,7 +50,7 @@ def model_presets() -> dict[str, dict[str, Any]]:
 
 
 def preset_spellings() -> list[str]:
-    """All that presets are called, in lower case."""
+    """List all that presets are called, in lower case."""
     return sorted(_index()[0])
 
 
@@ -80,7 +80,7 @@ def _index() -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
 
 
 def _short(name: str) -> str:
-    """Without the organisation: Qwen/Qwen3-8B is qwen3-8b."""
+    """Leave the organisation out: Qwen/Qwen3-8B is qwen3-8b."""
     last = name.rpartition("/")[2]
     return (name if last.isdigit() else last).lower()
 
@@ -98,7 +98,7 @@ def _words(name: str) -> list[str]:
 
 
 def _distinguishing(words: list[str], dropped: frozenset[str] = _TUNED, keep: str = "") -> list[str]:
-    """Those that tell architectures apart."""
+    """Keep the words that tell architectures apart."""
     return [word for word in words if word not in dropped or word == keep]
 
 
@@ -191,7 +191,7 @@ def _of_transformers(model: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _source_of_file(model: str) -> str | None:
-    """By the ending of a path."""
+    """Name the source of a path by its ending."""
     if model.endswith(".zst"):
         return "graph"
     if model.endswith(".onnx"):
@@ -287,7 +287,7 @@ def _did_you_mean(names: Sequence[str]) -> str:
 
 
 def _of_type(kind: str) -> str:
-    """What there is to name of a type of models."""
+    """Say what there is to name of a type of models."""
     presets = [
         name
         for sections in _kinds().values()
@@ -314,7 +314,7 @@ def _near(model: str) -> list[str]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """What a model can be read from in a folder."""
+    """List what a model can be read from in a folder."""
     try:
         entries = sorted(folder.iterdir())
     except OSError:

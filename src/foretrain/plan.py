@@ -142,12 +142,12 @@ class Plan:
             )
 
     def exchange_of_context(self, framework: str) -> ContextExchange:
-        """How context parallelism brings queries to all keys, as the plan says or its framework does:
+        """Say how context parallelism brings queries to all keys, as the plan says or its framework does:
         Megatron passes keys and values around (``cp_comm_type`` p2p), torch gathers them."""
         return self.context_exchange or ("ring" if framework in _RINGS else "allgather")
 
     def _check_replicas(self) -> None:
-        """What replicas share and exchange."""
+        """Check what replicas share and exchange."""
         if self.replicate > 1 and self.shard == "none":
             raise InputError(
                 f"plan.replicate: {self.replicate} copies of a model that is not sharded; give plan.shard"
@@ -162,8 +162,8 @@ class Plan:
             )
 
     def _check_exchange(self) -> None:
-        """What brings tokens to experts needs a group of ranks that hold them; running it beside another
-        micro-batch needs one that is there."""
+        """Check that what brings tokens to experts has a group of ranks that hold them; running it beside
+        another micro-batch needs one that is there."""
         if self.dispatcher is not None and self.expert == 1 and self.tensor == 1:
             raise InputError(
                 f"plan.dispatcher: {self.dispatcher!r} brings tokens to other ranks; give plan.expert"
@@ -207,8 +207,8 @@ _EXPERTS_FOLLOW_TENSOR = ("megatron", "internevo")
 
 
 def divisors(number: int) -> list[int]:
-    """What divides a number, in rising order; of one beyond ``_MOST_TO_DIVIDE`` its powers of two and what is
-    left when they are taken out of it."""
+    """List what divides a number, in rising order; of one beyond ``_MOST_TO_DIVIDE`` its powers of two and
+    what is left when they are taken out of it."""
     if number <= _MOST_TO_DIVIDE:
         small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     else:

@@ -75,8 +75,8 @@ def _of_training(
 
 
 def _of_examples(job: Job) -> Iterator[tuple[str, Any]]:
-    """How NVIDIA's BERT is trained: its attention is written out, which the compiler of TorchScript fuses in
-    pre-training alone."""
+    """Say how NVIDIA's BERT is trained: its attention is written out, which the compiler of TorchScript fuses
+    in pre-training alone."""
     model, masked = job.workload.model, _MASKED.get(job.workload.training.sequence or 0)
     if model.model_type == "bert" and model.task == "question-answering":
         yield "attention", "eager"

@@ -41,7 +41,7 @@ class Recent(Generic[T]):
         return key in self._kept
 
     def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], float]) -> T:
-        """What is kept under a key, or what ``make`` gives, which is kept then."""
+        """Give what is kept under a key, or what ``make`` gives, which is kept then."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)

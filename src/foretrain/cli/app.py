@@ -59,7 +59,7 @@ registry = typer.Typer()
 
 
 class _Commands(TyperGroup):
-    """All commands, each loaded when it is asked for, with one way to report what went wrong."""
+    """Lists all commands, each loaded when it is asked for, and reports what went wrong in one way."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

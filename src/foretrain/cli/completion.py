@@ -68,7 +68,7 @@ def devices_and_nodes(incomplete: str) -> list[str]:
 
 
 def kinds_and_names(incomplete: str) -> list[str]:
-    """What ``foretrain catalog`` lists, and names that it knows."""
+    """Complete the kinds that ``foretrain catalog`` lists, and names that it knows."""
     from foretrain.catalog_entries import KINDS
 
     found = _matching(KINDS, incomplete)

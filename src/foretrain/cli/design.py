@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choices:
-    """What can be chosen from, and what is written of each that is."""
+    """Holds what can be chosen from, and what is written of each that is."""
 
     candidates: Candidates
     rows: Rows

@@ -109,7 +109,7 @@ def tell_reasons(document: Mapping[str, Any]) -> None:
 
 
 def _tell(kind: str, reasons: Sequence[Mapping[str, Any]]) -> None:
-    """Each reason with its first run, and how many more there are like it."""
+    """Print each reason with its first run, and how many more there are like it."""
     for one in reasons[:_MOST_SHOWN]:
         reason = " ".join(one["reason"].splitlines())
         whose = f"{one['predictor']}: " if one["predictor"] else ""

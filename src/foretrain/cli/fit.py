@@ -151,7 +151,7 @@ def _tell_left_out(predictor: Predictor, given: int) -> None:
 def _operators(
     datasets: Sequence[Path], device: str | None, published: Path | None
 ) -> tuple[list[MeasuredOperator], list[dict[str, Any]]]:
-    """All measured operators, and where they come from."""
+    """Read all measured operators, and say where they come from."""
     from foretrain.costs.measured import load_measured
     from foretrain.measure.published import published_files, read_published
     from foretrain.predictors.base import source_of

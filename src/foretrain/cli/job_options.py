@@ -60,7 +60,7 @@ _SECTIONS = {
 
 
 def _use_catalog(ctx: typer.Context, path: Path | None) -> Path | None:
-    """For as long as the command runs, here and in all that it starts."""
+    """Use the user's catalogue for as long as the command runs, here and in all that it starts."""
     if path is None:
         return None
     from foretrain.catalog import VARIABLE, Catalog
@@ -73,7 +73,8 @@ def _use_catalog(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _use_refresh(ctx: typer.Context, wanted: bool | None) -> None:
-    """For as long as the command runs, here and in all that it starts; no field of a job."""
+    """Trace models anew for as long as the command runs, here and in all that it starts; no field of a
+    job."""
     if wanted:
         from foretrain.capture.cache import REFRESH
 
@@ -272,7 +273,7 @@ def with_options(declared: type, without: Collection[str] = ()) -> Callable[[Com
 
 
 def _in_sections(declarations: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The same options, each with the title that it stands below; other commands have some of them too."""
+    """Give each option the title that it stands below; other commands have some of them too."""
     title = ""
     for name, hint in declarations.items():
         title = _SECTIONS.get(name, title)
@@ -311,7 +312,7 @@ def target_and_launch_files(
 
 
 def one_job(target: str | None, launch_files: list[str] | None, options: Options) -> Job:
-    """Of a job file, a model or launch files, with the options over it."""
+    """Read a job file, a model or launch files, with the options over it."""
     target, launch_files = target_and_launch_files(target, launch_files)
     if launch_files:
         return launch_from(launch_files, target, options).job

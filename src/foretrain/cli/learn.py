@@ -122,7 +122,7 @@ def _of_store(where: str) -> list[Run]:
 
 
 def _on(runs: Sequence[Run], cluster: str) -> list[Run]:
-    """Those on the devices of a cluster, by the name of a device or by a file that has it."""
+    """Select the runs on the devices of a cluster, by the name of a device or by a file that has it."""
     from foretrain.catalog import Catalog
 
     path, known = Path(cluster), Catalog.load()

@@ -46,7 +46,7 @@ def budget_s(budget: str | None) -> float | None:
 
 
 def kept_in(out: Path) -> AbstractContextManager[None]:
-    """For measurements that Ctrl-C or SIGTERM ends."""
+    """Say where measurements are kept that Ctrl-C or SIGTERM ends."""
     return told_if_interrupted(lambda: f"what was measured is in {out}; the same command goes on from there")
 
 
@@ -192,7 +192,7 @@ def steps(
 
 @contextmanager
 def _watching(resources: bool, device: str, seconds: float) -> Iterator[Callable[[Job], Run] | None]:
-    """What measures the resources of a job; None where only steps are asked for."""
+    """Make what measures the resources of a job; None where only steps are asked for."""
     if not resources:
         yield None
         return
@@ -246,8 +246,8 @@ def host(
 
 
 def _instances(targets: list[str]) -> list[Instance]:
-    """Those of lists, which ``--collect-only`` and ``design`` write, in their order; then those of jobs, the
-    most valuable first."""
+    """Gather the operators of lists, which ``--collect-only`` and ``design`` write, in their order; then
+    those of jobs, the most valuable first."""
     from foretrain.measure.instances import by_value, collect, load_instances
     from foretrain.measure.kinds import first_kind
     from foretrain.step.graph import step_graph

@@ -184,7 +184,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What is wanted, but for fields that are set."""
+    """Holds what is wanted, but for fields that are set."""
 
     target: str | None
     launch_files: list[str] | None
@@ -223,7 +223,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shown:
-    """What is wanted of the plans of one search."""
+    """Says what is wanted of the plans of one search."""
 
     runs: int | None
     probes: bool
@@ -384,7 +384,7 @@ def _settings(texts: Sequence[str]) -> tuple[dict[str, tuple[Any, ...]], dict[st
 
 
 def _plan_value(name: str, text: str) -> Any:
-    """As a plan has it, or refused as a plan refuses it."""
+    """Read the value of a field as a plan has it, or refuse it as a plan does."""
     from foretrain.plan import Plan
     from foretrain.schema import convert
 

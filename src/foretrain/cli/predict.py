@@ -188,7 +188,7 @@ def predict(
 
 
 def _usual(quiet: bool) -> str:
-    """What forecasts are by where no predictor is named; says so where that is something learned."""
+    """Name the predictor that forecasts where none is named; say so where it is something learned."""
     from foretrain.predictors import DEFAULT, usual
 
     found = usual.usual()
@@ -315,7 +315,7 @@ def _write_page(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What the jobs of a file have in common."""
+    """Holds what the jobs of a file have in common."""
 
     portable: Portable
     catalog: Catalog
@@ -326,8 +326,8 @@ class _Asked:
 def _predict_many(
     path: Path, out: Path | None, options: Options, predictor: str, processes: int, ray: str | None
 ) -> None:
-    """One line out per job in, in order, each as soon as it is known; a job that fails does not stop the
-    rest."""
+    """Write one line out per job in, in order, each as soon as it is known; a job that fails does not stop
+    the rest."""
     hush_ray()
     one_thread()
     from foretrain.catalog import Catalog

@@ -225,7 +225,7 @@ def _summary(entry: Entry) -> dict[str, Any]:
 
 
 def _show_table(entries: Sequence[Entry]) -> None:
-    """One row for each run; labels only where they say more than the model's name."""
+    """Print one row for each run; labels only where they say more than the model's name."""
     from foretrain.report.tables import table
 
     labelled = any(entry.label not in ("", entry.model) for entry in entries)
@@ -295,7 +295,8 @@ class _Tally:
 
 
 def _lines(files: Sequence[Path]) -> list[Line]:
-    """All lines at the start, so that a file that cannot be read is known before anything is imported."""
+    """Read all lines at the start, so that a file that cannot be read is known before anything is
+    imported."""
     from foretrain.measure.store import is_database, raw_lines
 
     for file in files:

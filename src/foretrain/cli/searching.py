@@ -29,7 +29,7 @@ def runs_of(files: Sequence[Path]) -> list[Run]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searching:
-    """What a search is of: files of runs, the first of which new ones go to, and a deadline."""
+    """Says what a search is of: files of runs, the first of which new ones go to, and a deadline."""
 
     files: Sequence[Path]
     deadline_s: float
