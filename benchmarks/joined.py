@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from foretrain.evaluate import Scores
-from foretrain.job import Run, read_runs
 from foretrain.predictors.joined import relations
 from foretrain.predictors.joined.choosing import WAYS, Array, LeftOut, chosen_ways, errors_of
 from foretrain.predictors.joined.members import read_names
 from foretrain.predictors.joined.trying import STEP, try_out
+from foretrain.run import Run, read_runs
 
 OWN = Path(__file__).parents[1] / "data"
 NAMES = "deletepop,predictddl,ray_models,ernest,cherrypick,flops"

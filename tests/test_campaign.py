@@ -19,7 +19,6 @@ from commands import PATIENCE_S
 from foretrain.api import make_job
 from foretrain.cli import app
 from foretrain.errors import InputError
-from foretrain.job import read_runs
 from foretrain.measure import campaign as campaigns
 from foretrain.measure.backends import Backend, CellFailed, Local, backend
 from foretrain.measure.campaign import (
@@ -34,6 +33,7 @@ from foretrain.measure.campaign import (
 from foretrain.measure.resources import FIGURES, RESOURCES
 from foretrain.measure.summary import Summary
 from foretrain.measure.tasks import Protocol, WorkerTask, shards
+from foretrain.run import read_runs
 
 MODELS = '''
 import os, pathlib, signal, time

@@ -9,7 +9,7 @@ import pytest
 
 from foretrain import predictors
 from foretrain.errors import UnsupportedJob
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.cherrypick import (
     CherryPickPredictor,
@@ -17,6 +17,7 @@ from foretrain.predictors.cherrypick import (
     configuration,
     expected_improvement,
 )
+from foretrain.run import Run
 from workloads import job
 
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16)

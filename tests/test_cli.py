@@ -20,7 +20,7 @@ from foretrain import predictors
 from foretrain.cli import helping
 from foretrain.cli.app import COMMANDS
 from foretrain.errors import InputError
-from foretrain.job import Run
+from foretrain.run import Run
 from made_up import MODEL
 
 JOB = """

@@ -15,12 +15,13 @@ from commands import run
 from foretrain import predictors
 from foretrain.errors import InputError
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import EVIDENCE, Predictor
 from foretrain.predictors.evidence import Evidence, Outcome, with_evidence
 from foretrain.predictors.likeness import FIELDS, SIZES, Key, describe
 from foretrain.predictors.records import Record, Records, shipped
 from foretrain.predictors.side_by_side import PredictorAnswer, SideBySide
+from foretrain.run import Run
 
 LIKE = {
     "weights": {**dict.fromkeys(FIELDS, 0.1), **dict.fromkeys(SIZES, 0.05)},

@@ -16,7 +16,7 @@ import commands
 from foretrain import predictors
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.estimate import Estimate
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors import usual
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.deletepop import DeletePopPredictor
@@ -27,6 +27,7 @@ from foretrain.predictors.joined.predictor import JoinedPredictor, Joining
 from foretrain.predictors.joined.relations import Known, Relation
 from foretrain.predictors.likeness import Key
 from foretrain.predictors.seen import step_of
+from foretrain.run import Run
 from scaled_runs import job, run
 
 MODEL = """

@@ -30,7 +30,6 @@ from hypothesis import strategies as st
 from commands import PATIENCE_S, begin_python
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
-from foretrain.job import QUANTITIES, Run
 from foretrain.measure.store import (
     Added,
     Entry,
@@ -47,6 +46,8 @@ from foretrain.measure.store import (
     open_store,
 )
 from foretrain.measure.store import database as database
+from foretrain.quantities import QUANTITIES
+from foretrain.run import Run
 
 CATALOG = Catalog()
 spawn = multiprocessing.get_context("spawn")

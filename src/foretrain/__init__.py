@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
     from foretrain.forecast import Estimate, Forecast
     from foretrain.graph import OpGraph
-    from foretrain.job import Job, Run, read_jobs, read_runs
+    from foretrain.job import Job, read_jobs
     from foretrain.launchers import Launch, read_launch
     from foretrain.plan import Plan
     from foretrain.planner import Plans, plan
+    from foretrain.run import Run, read_runs
     from foretrain.workload import Workload
 
 __version__ = "0.3.0"
@@ -66,8 +67,9 @@ _FROM = {
     "forecast": ("Estimate", "Forecast"),
     "graph": ("OpGraph",),
     "launchers": ("Launch", "read_launch"),
-    "job": ("Job", "Plan", "Run", "Workload", "read_jobs", "read_runs"),
+    "job": ("Job", "Plan", "Workload", "read_jobs"),
     "planner": ("Plans",),
+    "run": ("Run", "read_runs"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 

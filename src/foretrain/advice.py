@@ -15,8 +15,9 @@ from foretrain.catalog import Catalog
 from foretrain.cluster import Cluster
 from foretrain.errors import ForetrainError, InputError, first_line, unknown
 from foretrain.forecast import Estimate
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor
+from foretrain.run import Run
 from foretrain.units import counted
 
 

@@ -18,10 +18,11 @@ from foretrain.checkpoints import is_checkpoint
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.launchers import SUFFIXES, Launch, read_launch
 from foretrain.model_names import check_file, model_section
 from foretrain.options import DEFAULT_DEVICE, check_names, lists_options, overridden, overriding, plain
+from foretrain.run import Run
 from foretrain.schema import convert, read
 from foretrain.workload import Model, Training
 

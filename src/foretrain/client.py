@@ -15,8 +15,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from foretrain.errors import ForetrainError, InputError, invalid
 from foretrain.estimate import Estimate
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.options import plain
+from foretrain.run import Run
 
 TOKEN = "FORETRAIN_TOKEN"
 """The variable of the environment with the token of a server."""

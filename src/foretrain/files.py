@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,22 @@ def read_tables(path: Path) -> Any:
         return parse(text)
     except ValueError as error:
         raise InputError(f"{path}: not {kind} ({error})") from error
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers; blank ones are skipped."""
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The JSON values of a ``.jsonl`` file with their line numbers; blank lines are skipped."""
+    for number, line in text_lines(path):
+        try:
+            yield number, parse_json(line)
+        except ValueError as error:
+            raise InputError(f"{path}:{number}: not JSON ({error})") from error
 
 
 def check_target(path: Path, *, folder: bool = False) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from foretrain.duration import Duration, ModelSize, duration, paced
 from foretrain.errors import ForetrainError, InputError
 from foretrain.estimate import Estimate, Factors
-from foretrain.job import QUANTITIES, Job
+from foretrain.job import Job
 from foretrain.model_flops import ModelFlops
+from foretrain.quantities import QUANTITIES
 from foretrain.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

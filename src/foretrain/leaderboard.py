@@ -18,9 +18,10 @@ from foretrain.architectures import family
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.evaluate import Comparison, Evaluation, PredictorScore, Scores, evaluate, job_key
-from foretrain.files import parse_json, read_text, write_atomically
-from foretrain.job import RESOURCE_FIGURES, Run, read_runs, text_lines
+from foretrain.files import parse_json, read_text, text_lines, write_atomically
 from foretrain.predictors.base import Predictor
+from foretrain.quantities import RESOURCE_FIGURES
+from foretrain.run import Run, read_runs
 
 SPLITS: Mapping[str | None, str] = {
     None: "as shipped",

@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from foretrain.advice import describe
 from foretrain.errors import InputError, invalid
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import timed
 from foretrain.predictors.cherrypick import Process, configuration, expected_improvement
 from foretrain.predictors.seen import DATA_NUMBERS, number_row, workload_key
+from foretrain.run import Run
 
 Array = npt.NDArray[np.float64]
 

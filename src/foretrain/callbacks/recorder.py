@@ -33,9 +33,11 @@ from foretrain.callbacks.target import Target
 from foretrain.callbacks.timing import ClockTimer, DeviceTimer, RunningMedian
 from foretrain.errors import first_line, invalid
 from foretrain.forecast import Estimate
-from foretrain.job import QUANTITIES, Job, Run
+from foretrain.job import Job
 from foretrain.measure.tasks import host
 from foretrain.predictors import DEFAULT
+from foretrain.quantities import QUANTITIES
+from foretrain.run import Run
 from foretrain.units import format_seconds
 
 log = logging.getLogger("foretrain.callbacks")

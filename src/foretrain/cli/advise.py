@@ -16,8 +16,9 @@ from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
     from foretrain.advice import Advice
-    from foretrain.job import Job, Run
+    from foretrain.job import Job
     from foretrain.predictors.base import Predictor
+    from foretrain.run import Run
 
 
 @registry.command()
@@ -80,8 +81,9 @@ def advise(
     from foretrain import advice
     from foretrain.catalog import Catalog
     from foretrain.cli.searching import Searching, runs_of
-    from foretrain.job import Job, runs_of_file
+    from foretrain.job import Job
     from foretrain.report.screen import progress
+    from foretrain.run import runs_of_file
     from foretrain.units import parse_seconds
 
     limit_s, known = parse_seconds(deadline, "deadline"), Catalog.load(catalog)
@@ -132,8 +134,8 @@ def _start(job: Job, runs: list[Run], model: str | None) -> tuple[Job, list[Run]
     """The job that a search scales, and the runs of its training: as most of them have it, or as it is while
     there are none."""
     from foretrain import advice
-    from foretrain.job import Run
     from foretrain.predictors.seen import workload_key
+    from foretrain.run import Run
 
     label = job.workload.model.label
     if model not in (None, label):

@@ -168,10 +168,10 @@ def _jobs(
     method: str,
 ) -> _Choices:
     from foretrain import predictors
-    from foretrain.job import read_runs
     from foretrain.measure.job_candidates import job_candidates, line_of
     from foretrain.measure.kinds import expect
     from foretrain.report.screen import progress
+    from foretrain.run import read_runs
 
     predictor = predictors.get(name or predictors.DEFAULT)
     if not predictor.learns:

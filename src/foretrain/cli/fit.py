@@ -17,8 +17,8 @@ from foretrain.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from foretrain.costs.measured import MeasuredOperator
-    from foretrain.job import Run
     from foretrain.predictors.base import OperatorPredictor, Predictor
+    from foretrain.run import Run
 
 
 @registry.command(cls=WithSettings)
@@ -59,10 +59,10 @@ def fit(
     """Calibrate a predictor to measured runs, or learn its operator models from an operator dataset."""
     from foretrain import predictors
     from foretrain.files import check_target
-    from foretrain.job import runs_of_file
     from foretrain.predictors.base import OperatorPredictor, source_of
     from foretrain.predictors.records import of_learned
     from foretrain.report.screen import progress
+    from foretrain.run import runs_of_file
 
     datasets, runs = _sort(files)
     check_target(out, folder=True)

@@ -16,8 +16,8 @@ from foretrain.errors import InputError
 if TYPE_CHECKING:
     from foretrain.catalog import Catalog
     from foretrain.cluster import Cluster
-    from foretrain.job import Run
     from foretrain.predictors.base import Predictor
+    from foretrain.run import Run
 
 
 @registry.command()
@@ -110,7 +110,7 @@ def _learn(predictor: Predictor, runs: Sequence[Run], folder: Path) -> None:
 
 
 def _of_files(paths: Sequence[Path]) -> list[Run]:
-    from foretrain.job import runs_of_file
+    from foretrain.run import runs_of_file
 
     return [run for path in dict.fromkeys(paths) for run in runs_of_file(path)]
 

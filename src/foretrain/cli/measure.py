@@ -18,10 +18,11 @@ from foretrain.errors import InputError, invalid
 from foretrain.units import parse_seconds
 
 if TYPE_CHECKING:
-    from foretrain.job import Job, Run
+    from foretrain.job import Job
     from foretrain.measure.instances import Instance
     from foretrain.measure.kinds import Kind
     from foretrain.measure.summary import Summary
+    from foretrain.run import Run
 
 measure = typer.Typer(
     help="Make data: measure operators, steps and whole campaigns.",

@@ -349,7 +349,7 @@ def _largest(asked: _Asked, what: str, as_json: bool) -> None:
 def _learn(predictor: Predictor, path: Path) -> None:
     """Calibrate to measured runs, such as probes."""
     from foretrain.cli.app import say_left_out
-    from foretrain.job import runs_of_file
+    from foretrain.run import runs_of_file
 
     if not predictor.learns:
         raise InputError(f"runs: {predictor.name} learns nothing from {path}")

@@ -333,7 +333,7 @@ def _predict_many(
     from foretrain.catalog import Catalog
     from foretrain.fanout import fan_out
     from foretrain.fanout.cluster import connected
-    from foretrain.job import text_lines
+    from foretrain.files import text_lines
     from foretrain.predictors.portable import Portable
     from foretrain.report.lines import JsonLines
     from foretrain.report.screen import progress

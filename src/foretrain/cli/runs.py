@@ -187,8 +187,8 @@ def _open(store: str | None) -> Runs:
 
 
 def _filter(options: Options) -> Filter:
-    from foretrain.job import QUANTITIES
     from foretrain.measure.store import Filter
+    from foretrain.quantities import QUANTITIES
 
     if "quantity" in options and options["quantity"] not in QUANTITIES:
         raise unknown("--quantity", options["quantity"], QUANTITIES)
@@ -269,7 +269,7 @@ def _devices(cluster: Mapping[str, Any]) -> int:
 
 
 def _figure(name: str, value: float) -> str:
-    from foretrain.job import QUANTITIES
+    from foretrain.quantities import QUANTITIES
     from foretrain.units import format_bytes, format_count, format_seconds
 
     unit = QUANTITIES.get(name, "")

@@ -30,10 +30,11 @@ from foretrain.evaluate.results import (
 )
 from foretrain.evaluate.scores import Scores
 from foretrain.fanout import Progress
-from foretrain.files import parse_json
-from foretrain.job import QUANTITIES, Run, text_lines
+from foretrain.files import parse_json, text_lines
 from foretrain.predictors import DEFAULT, get
 from foretrain.predictors.base import Predictor
+from foretrain.quantities import QUANTITIES
+from foretrain.run import Run
 from foretrain.step.assembly import HOST_BOUND
 
 __all__ = [

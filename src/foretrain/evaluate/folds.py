@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from foretrain import splits
 from foretrain.architectures import family
 from foretrain.errors import InputError, invalid, unknown
-from foretrain.job import Job, Run
+from foretrain.job import Job
+from foretrain.run import Run
 
 SPLITS = ("random", "leave-model-out", "leave-device-out", "interpolate", "extrapolate")
 DIMENSIONS: Mapping[str, Callable[[Job], float | None]] = {

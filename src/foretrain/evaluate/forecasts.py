@@ -15,9 +15,10 @@ from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_l
 from foretrain.evaluate.folds import Fold, job_key
 from foretrain.fanout import Crew, Progress
 from foretrain.forecast import Estimate
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.portable import Portable
+from foretrain.run import Run
 
 _log = logging.getLogger(__name__)
 

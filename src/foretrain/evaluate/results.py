@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from foretrain.job import QUANTITIES
+from foretrain.quantities import QUANTITIES
 
 Bound = Literal["host", "device"]
 BOUNDS: tuple[Bound, ...] = get_args(Bound)

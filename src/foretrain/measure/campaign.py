@@ -16,9 +16,9 @@ from typing import Any
 from foretrain import schema
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, invalid
-from foretrain.files import read_tables
+from foretrain.files import read_lines, read_tables
 from foretrain.interrupts import ended_as_interrupted
-from foretrain.job import Job, Run, read_lines
+from foretrain.job import Job
 from foretrain.measure.backends import Backend, CellFailed
 from foretrain.measure.kinds import expect, kind_of
 from foretrain.measure.links import INTERFACE, check_links, link_rate, link_text
@@ -26,6 +26,7 @@ from foretrain.measure.nvml import gpu_count
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
 from foretrain.measure.tasks import Protocol, Sync, WorkerTask, not_carried_out
+from foretrain.run import Run
 
 MakeJob = Callable[..., Job]
 """``foretrain.api.make_job``: a model's name and options to a job."""

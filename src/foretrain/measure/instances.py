@@ -14,11 +14,10 @@ from typing import Any
 
 from foretrain.costs.measured import matmul_precision, operator_key
 from foretrain.errors import InputError, first_line
-from foretrain.files import write_atomically
+from foretrain.files import read_lines, write_atomically
 from foretrain.graph import PHASES, OpGraph, TensorSpec
 from foretrain.graph.ir import ITEM_BYTES
 from foretrain.graph.runs import FUSED
-from foretrain.job import read_lines
 
 _SAME = ("name", "overload", "inputs", "args", "flops", "bytes")
 """Fields that an instance takes from its operator."""

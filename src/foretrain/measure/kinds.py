@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foretrain.errors import InputError
-from foretrain.files import parse_json
-from foretrain.job import text_lines
+from foretrain.files import parse_json, text_lines
 
 Kind = Literal["operators", "measured operators", "jobs", "runs", "failures", "cluster sizes", "other lines"]
 

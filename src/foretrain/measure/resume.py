@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, final
 
 from foretrain.errors import InputError
-from foretrain.files import append_lines, read_text, write_atomically
-from foretrain.job import read_lines
+from foretrain.files import append_lines, read_lines, read_text, write_atomically
 from foretrain.measure.summary import Progress, Summary
 
 Item = TypeVar("Item")

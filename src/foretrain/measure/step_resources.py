@@ -17,7 +17,7 @@ import torch
 from foretrain.capture.keys import installed_versions
 from foretrain.duration import batch_loading_s
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.measure.activity import Activity, profiled, sampled
 from foretrain.measure.gpu_series import joined_series, link_rates, slowed_by
 from foretrain.measure.loading import PREFETCH, Feed, Loader, fed_input
@@ -25,6 +25,7 @@ from foretrain.measure.ops import machine
 from foretrain.measure.resources import THRESHOLD, CpuMeter, Sampler, Series, twelve_figures
 from foretrain.measure.steps import Stepper, check_machine, forget_jobs
 from foretrain.measure.watching import PERIOD_S, Watcher
+from foretrain.run import Run
 
 LINK = "pcie"
 """What ``network`` is in the figures of one GPU: its link to the host."""

@@ -24,7 +24,7 @@ from foretrain.capture.parallel.stacks import LEAST_BLOCKS
 from foretrain.capture.recomputing import recompute_layers
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.measure.models import autocast, compiled, real_model, real_optimizer
 from foretrain.measure.nvml import Gpu, gpu_count, same_gpu
 from foretrain.measure.ops import check_available, machine
@@ -32,6 +32,7 @@ from foretrain.measure.replay import busy_s, is_kernel
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
 from foretrain.measure.tasks import not_carried_out
+from foretrain.run import Run
 
 _WARM_UP_S, _WARM_UP_STEPS = 0.25, 3
 _FIRST_STEPS = 6

@@ -14,8 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from foretrain.errors import InputError, first_line, missing, unknown
-from foretrain.files import read_text
-from foretrain.job import read_lines
+from foretrain.files import read_lines, read_text
 from foretrain.measure.candidates import Candidates, operator_candidates, table_candidates
 from foretrain.measure.instances import FIELDS
 

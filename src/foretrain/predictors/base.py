@@ -19,7 +19,8 @@ from foretrain.costs.measured import MeasuredOperator
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line, libraries_named
 from foretrain.files import check_target, parse_json, read_text, write_atomically
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
+from foretrain.run import Run
 
 if TYPE_CHECKING:
     from foretrain.predictors.evidence import Evidence

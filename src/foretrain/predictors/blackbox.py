@@ -15,10 +15,11 @@ import numpy as np
 from foretrain.duration import duration
 from foretrain.errors import InputError, UnsupportedJob, missing
 from foretrain.forecast import Estimate, Forecast, ModelSize, whole_training
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import take_runs
 from foretrain.predictors.conformal import Factors, factors
 from foretrain.predictors.seen import LINKS, SETTINGS, Array, Seen, unseen, workload_key
+from foretrain.run import Run
 from foretrain.step.graph import possible_step_graph, step_graph
 from foretrain.step.state import model_size
 

@@ -14,9 +14,11 @@ from foretrain.architectures import family
 from foretrain.cluster import Cluster
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import QUANTITIES, Job, Run
+from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.predictors.base import FILE, Predictor
+from foretrain.quantities import QUANTITIES
+from foretrain.run import Run
 
 
 def check_predictor(predictor: Predictor, job: Job, runs: Sequence[Run] | None = None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor, unfitted
 from foretrain.predictors.blackbox import (
     QUANTITIES,
@@ -36,6 +36,7 @@ from foretrain.predictors.seen import (
     number_row,
     quantile_80,
 )
+from foretrain.run import Run
 from foretrain.splits import Part
 
 COLUMNS = ("log workers", "log batch per worker", "log nodes", "log cores per device")

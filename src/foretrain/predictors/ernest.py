@@ -11,7 +11,7 @@ import numpy as np
 
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor, unfitted
 from foretrain.predictors.blackbox import (
     QUANTITIES,
@@ -33,6 +33,7 @@ from foretrain.predictors.seen import (
     number_columns,
     number_row,
 )
+from foretrain.run import Run
 from foretrain.splits import Part
 
 TERMS = ("1", "scale / machines", "log machines", "machines")

@@ -13,7 +13,7 @@ from foretrain.architectures import family
 from foretrain.capture import capture_job
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor, nothing_to_learn, take_runs, unfitted
 from foretrain.predictors.blackbox import (
     QUANTITIES,
@@ -36,6 +36,7 @@ from foretrain.predictors.seen import (
     number_row,
     row_of,
 )
+from foretrain.run import Run
 from foretrain.splits import Part
 
 COLUMNS = ("log FLOPs", "log parameters", "log workers", "parameter servers")

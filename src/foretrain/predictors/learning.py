@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from foretrain.errors import UnsupportedJob
-from foretrain.job import Run
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.records import of_learned
+from foretrain.run import Run
 
 
 def learn_into(

@@ -19,10 +19,10 @@ import numpy.typing as npt
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError
 from foretrain.files import read_text, write_atomically
-from foretrain.job import Run
 from foretrain.predictors.evidence import Evidence, Neighbour, Outcome
 from foretrain.predictors.likeness import FIELDS, SIZES, Key, describe
 from foretrain.recent import Recent
+from foretrain.run import Run
 from foretrain.units import format_count
 
 if TYPE_CHECKING:

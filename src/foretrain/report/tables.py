@@ -14,8 +14,8 @@ from rich.text import Text
 from foretrain.catalog import Catalog, Device, LinkSpec, Node
 from foretrain.catalog.hosts import HostProfile
 from foretrain.graph import PHASES, OpGraph
-from foretrain.job import RESOURCE_FIGURES
 from foretrain.predictors.base import Table as Figures
+from foretrain.quantities import RESOURCE_FIGURES
 from foretrain.units import format_bytes, format_count, format_dollars, format_quantity, format_seconds
 
 if TYPE_CHECKING:

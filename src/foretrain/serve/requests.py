@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from foretrain.errors import ForetrainError, InputError, invalid, unknown
-from foretrain.job import QUANTITIES
 from foretrain.predictors import DEFAULT, known
+from foretrain.quantities import QUANTITIES
 from foretrain.schema import read
 
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")

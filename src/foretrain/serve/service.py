@@ -22,12 +22,12 @@ from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, unknown
 from foretrain.estimate import Estimate
 from foretrain.files import parse_json
-from foretrain.job import Run
 from foretrain.library_names import all_names
 from foretrain.measure.store import Added, Entry, Filter, SavedPredictor, Store
 from foretrain.model_names import model_presets
 from foretrain.planner.space import HELD
 from foretrain.predictors import DEFAULT, known
+from foretrain.run import Run
 from foretrain.schema import read
 from foretrain.serve.errands import Errand, Errands
 from foretrain.serve.metrics import ServerMetrics

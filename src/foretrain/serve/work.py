@@ -14,9 +14,10 @@ from foretrain import predictors
 from foretrain.checkpoints import config_section
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, read_runs
+from foretrain.job import Job
 from foretrain.options import DEFAULT_DEVICE
 from foretrain.progress import tell
+from foretrain.run import read_runs
 from foretrain.schema import read
 from foretrain.serve.controller import Controller, local_resources, ray_resources
 from foretrain.serve.requests import (

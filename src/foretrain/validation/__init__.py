@@ -10,8 +10,7 @@ from typing import Any
 from foretrain.errors import unknown
 from foretrain.evaluate import Comparison, Evaluation, evaluate
 from foretrain.fanout import Progress
-from foretrain.files import parse_json
-from foretrain.job import text_lines
+from foretrain.files import parse_json, text_lines
 from foretrain.predictors import DEFAULT
 
 FOLDER = Path(__file__).parent

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from foretrain.cluster import Catalog
-from foretrain.job import Run
 from foretrain.measure.store.database import Added, SavedPredictor, Store, hide_password
 from foretrain.measure.store.entries import (
     EVERYTHING,
@@ -24,6 +23,7 @@ from foretrain.measure.store.entries import (
     log,
 )
 from foretrain.measure.store.lines import RunsFile, append_run, parse_run, raw_lines
+from foretrain.run import Run
 
 __all__ = [
     "Added",

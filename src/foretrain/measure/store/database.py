@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from foretrain.cluster import Catalog
 from foretrain.errors import invalid
-from foretrain.job import Run
 from foretrain.measure.store.entries import (
     COLUMNS,
     EVERYTHING,
@@ -26,6 +25,7 @@ from foretrain.measure.store.entries import (
     StoreError,
     checked_prefix,
 )
+from foretrain.run import Run
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

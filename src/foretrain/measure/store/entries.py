@@ -15,7 +15,8 @@ from typing import Any, Self
 
 from foretrain.cluster import Catalog
 from foretrain.errors import ForetrainError, InputError, invalid
-from foretrain.job import Run, path_seen_from, sampled_figures
+from foretrain.job import path_seen_from
+from foretrain.run import Run, sampled_figures
 from foretrain.workload import FILE_SOURCES
 
 FORMAT = 1

@@ -17,7 +17,6 @@ from typing import Any, final
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
 from foretrain.files import decompressed
-from foretrain.job import Run
 from foretrain.measure.store.entries import (
     EVERYTHING,
     Entry,
@@ -28,6 +27,7 @@ from foretrain.measure.store.entries import (
     checked_prefix,
     log,
 )
+from foretrain.run import Run
 
 
 def append_run(path: Path, run: Mapping[str, Any], *, report: Report = log.warning) -> None:

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from foretrain.costs.learned import GROUPS, describe_once, group_of
 from foretrain.estimate import CERTAIN, Factors
 from foretrain.graph import PHASES, Phase
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Benefit, nothing_to_learn
 from foretrain.predictors.deletepop.residuals import Residuals
+from foretrain.run import Run
 from foretrain.step.layout import Layout
 from foretrain.step.partition import Index
 from foretrain.step.play import step_time_s

@@ -15,7 +15,7 @@ from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts
 from foretrain.errors import InputError
 from foretrain.graph import Op
-from foretrain.job import Run
+from foretrain.run import Run
 from foretrain.step.assembly import HOST_BOUND
 from foretrain.step.graph import step_graph
 

@@ -20,7 +20,7 @@ from foretrain.errors import InputError
 from foretrain.estimate import WIDTH_80
 from foretrain.forecast import Factors, RankMemory
 from foretrain.graph import OpGraph
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors import conformal
 from foretrain.predictors.base import OperatorPredictor, nothing_to_learn, take_runs
 from foretrain.predictors.deletepop.calibration import (
@@ -45,6 +45,7 @@ from foretrain.predictors.deletepop.spread import (
     shipped_widths,
 )
 from foretrain.predictors.whitebox import RatingPredictor
+from foretrain.run import Run
 from foretrain.step.assembly import MEMORY_QUANTITIES, Spread, is_host_bound, logged
 from foretrain.step.graph import step_graph
 from foretrain.step.play import Step

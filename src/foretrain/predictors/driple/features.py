@@ -15,8 +15,9 @@ from foretrain.cluster import Link
 from foretrain.duration import batch_loading_s
 from foretrain.errors import ForetrainError, UnsupportedJob
 from foretrain.graph import CATEGORIES, PHASES, Operator, OpGraph
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.predictddl.families import family_of
+from foretrain.run import Run
 
 Array = npt.NDArray[np.float64]
 

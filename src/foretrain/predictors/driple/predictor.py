@@ -17,7 +17,7 @@ from foretrain.capture import capture_job
 from foretrain.errors import InputError, UnsupportedJob, invalid
 from foretrain.estimate import SHARES
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Benefit, Progress, Report, take_runs
 from foretrain.predictors.blackbox import check_data_parallel
 from foretrain.predictors.deletepop import DeletePopPredictor
@@ -45,6 +45,7 @@ from foretrain.predictors.driple.whitebox import (
 )
 from foretrain.predictors.neural import NeuralPredictor
 from foretrain.predictors.seen import DATA_NUMBERS, NUMBERS, SETTINGS, Numbers, Seen, step_of
+from foretrain.run import Run
 from foretrain.units import format_count
 
 if TYPE_CHECKING:

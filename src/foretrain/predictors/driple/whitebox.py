@@ -13,7 +13,7 @@ import numpy as np
 from foretrain.capture import capture_job
 from foretrain.duration import batch_loading_s, paced
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.driple.features import (
     MEANS,
@@ -28,6 +28,7 @@ from foretrain.predictors.driple.features import (
     over_host_link,
 )
 from foretrain.predictors.physics import link_bytes_per_s
+from foretrain.run import Run
 from foretrain.step.passes import host_link_bytes_per_s
 from foretrain.step.timeline import StepUse
 

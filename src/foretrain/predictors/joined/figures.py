@@ -10,10 +10,10 @@ import numpy as np
 
 from foretrain.errors import ForetrainError, first_line
 from foretrain.forecast import Forecast
-from foretrain.job import Run
 from foretrain.predictors.base import Report
 from foretrain.predictors.driple.predictor import DriplePredictor
 from foretrain.predictors.driple.transfers import TransferCheck
+from foretrain.run import Run
 
 _FEWEST = 8
 """Runs with figures from which on they are learned from: of fewer, too few can be left out to tell whether

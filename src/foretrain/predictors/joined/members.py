@@ -9,8 +9,9 @@ from pathlib import Path
 from foretrain import predictors
 from foretrain.errors import ForetrainError, InputError, first_line, unknown
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor
+from foretrain.run import Run
 
 SHIPPED = f"{predictors.DEFAULT} as it comes"
 """The usual predictor without anything learned from the runs."""

@@ -14,7 +14,7 @@ import numpy as np
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.estimate import SHARES
 from foretrain.forecast import Factors, Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor, Report, Table, option, unfitted
 from foretrain.predictors.blackbox import forecast_around
 from foretrain.predictors.conformal import factors
@@ -40,6 +40,7 @@ from foretrain.predictors.joined.trying import STEP, try_out
 from foretrain.predictors.likeness import describe
 from foretrain.predictors.ray_models.scaling import spread_of_misses
 from foretrain.predictors.records import Record, Records, shipped
+from foretrain.run import Run
 from foretrain.step.assembly import MEMORY_QUANTITIES
 from foretrain.step.assembly import QUANTITIES as ALL_QUANTITIES
 from foretrain.units import counted

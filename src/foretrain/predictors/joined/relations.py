@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from foretrain.architectures import family
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.seen import (
     DATA_NUMBERS,
     LINKS,
@@ -26,6 +26,7 @@ from foretrain.predictors.seen import (
     values_of,
     workload_key,
 )
+from foretrain.run import Run
 from foretrain.splits import extrapolation
 
 Relation = Literal["inside", "beyond", "new model", "new device"]

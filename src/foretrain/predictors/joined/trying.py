@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from foretrain.forecast import Estimate
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.joined.choosing import Array, LeftOut, key_of
 from foretrain.predictors.joined.members import Members, everyone
 from foretrain.predictors.joined.relations import Known, Part, Relation, device_of
 from foretrain.predictors.likeness import Key
 from foretrain.predictors.seen import step_of
+from foretrain.run import Run
 
 STEP = "step_time_s"
 

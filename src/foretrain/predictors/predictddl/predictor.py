@@ -24,7 +24,7 @@ from foretrain.errors import InputError, UnsupportedJob, unknown
 from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
 from foretrain.graph import OpGraph
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Benefit, nothing_to_learn, option, take_runs
 from foretrain.predictors.blackbox import QUANTITIES, check_data_parallel, forecast_around, step_times, usable
 from foretrain.predictors.machines import machine_of
@@ -44,6 +44,7 @@ from foretrain.predictors.predictddl.primitives import primitives
 from foretrain.predictors.predictddl.regressors import CANDIDATES, Choice, Problem, Scaled, choose
 from foretrain.predictors.predictddl.trained import Trained, settings, some
 from foretrain.predictors.seen import step_of
+from foretrain.run import Run
 
 if TYPE_CHECKING:
     from foretrain.predictors.predictddl.embedding import Embedding

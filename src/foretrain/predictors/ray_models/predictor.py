@@ -16,7 +16,7 @@ from foretrain import predictors
 from foretrain.duration import START, STEPS, DurationPart, of_steps, paced, start_up
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor, Progress, Report, Table, take_runs, unfitted
 from foretrain.predictors.blackbox import QUANTITIES, forecast_around, size_of
 from foretrain.predictors.conformal import Factors
@@ -24,6 +24,7 @@ from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, Sc
 from foretrain.predictors.ray_models.scaling import MOST_START, Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
 from foretrain.predictors.seen import LINKS, Reach, elsewhere, notes_of, number_row
+from foretrain.run import Run
 from foretrain.units import counted, format_count
 
 Kind = Literal["step", "epoch", "training"]

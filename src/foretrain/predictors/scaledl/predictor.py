@@ -18,7 +18,7 @@ from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Benefit, nothing_to_learn, take_runs
 from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, DeletePopPredictor
 from foretrain.predictors.neural import NeuralPredictor, neural_module
@@ -31,6 +31,7 @@ from foretrain.predictors.scaledl.graph import (
     layer_graph,
 )
 from foretrain.predictors.whitebox import WhiteBoxPredictor
+from foretrain.run import Run
 from foretrain.step.assembly import QUANTITIES, Spread
 from foretrain.step.play import Step
 from foretrain.step.tuning import Tuning
