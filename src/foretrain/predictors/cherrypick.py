@@ -26,16 +26,8 @@ from foretrain.predictors.blackbox import (
     workload_of,
 )
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.seen import (
-    Array,
-    LeftOutAlong,
-    Reach,
-    Seen,
-    left_out_along,
-    number_columns,
-    number_row,
-    quantile_80,
-)
+from foretrain.predictors.reach import LeftOutAlong, Reach, left_out_along, quantile_80, widened
+from foretrain.predictors.seen import Array, Seen, number_columns, number_row
 from foretrain.run import Run
 from foretrain.splits import Part
 
@@ -128,14 +120,11 @@ class CherryPickPredictor(Predictor):
         if not self.processes_:
             raise unfitted(self.name)
         key = workload_of(job, self.seen_, self.name)
-        seen, row = self.seen_[key], number_row(job)
+        seen = self.seen_[key]
         seen.check(job, self.name)
-        away = seen.numbers.away(row)
         ((median_s, own_spread),) = _forecasts(self.processes_[key], [job], self.scale_)
-        spread = self.reach_.grown(own_spread, away, seen.numbers, in_law=())
-        spread, where = seen.on_machine(job, spread)
-        notes = [*seen.model_notes(job), *seen.notes(away, row), *where]
-        return forecast_around(job, self.name, median_s, spread, notes)
+        spread, outside = widened(job, seen, number_row(job), own_spread, self.reach_, in_law=())
+        return forecast_around(job, self.name, median_s, spread, [*seen.model_notes(job), *outside])
 
     def design_row(self, job: Job) -> Mapping[str, float]:
         check_data_parallel(job, self.name)

@@ -25,17 +25,8 @@ from foretrain.predictors.blackbox import (
     usable,
 )
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.seen import (
-    NUMBERS,
-    Array,
-    LeftOutAlong,
-    Reach,
-    Seen,
-    left_out_along,
-    number_columns,
-    number_row,
-    row_of,
-)
+from foretrain.predictors.reach import LeftOutAlong, Reach, left_out_along, widened
+from foretrain.predictors.seen import NUMBERS, Array, Seen, number_columns, number_row, row_of
 from foretrain.run import Run
 from foretrain.splits import Part
 
@@ -97,10 +88,7 @@ class FlopsPredictor(Predictor):
         seen.check(job, self.name, but=_BY_PEAK_RATE)
         rows = np.array([columns(job)])
         row = {**row_of(_law_columns(rows), 0), **{name: number_row(job)[name] for name in _OTHERS}}
-        away = seen.numbers.away(row)
-        spread = self.reach_.grown(self.spread_, away, seen.numbers, _IN_LAW)
-        spread, where = seen.on_machine(job, spread)
-        notes = [*seen.notes(away, row), *where]
+        spread, notes = widened(job, seen, row, self.spread_, self.reach_, _IN_LAW)
         for name in _BY_PEAK_RATE:
             if not seen.has(job, name):
                 spread = spread.longer(_OTHER_PEAK_RATE)
@@ -160,7 +148,7 @@ def _left_out_along(
     def forecast(part: Part) -> list[tuple[float, Factors]]:
         known, asked = part
         weights = _solve(rows[known], np.log(times_s[known]))
-        return [(told_s, spread) for told_s in _times_s(rows[asked], weights)]
+        return [(forecast_s, spread) for forecast_s in _times_s(rows[asked], weights)]
 
     return left_out_along(seen, times_s, forecast)
 

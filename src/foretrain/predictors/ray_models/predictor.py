@@ -23,7 +23,8 @@ from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, ScaleTable, has_graphs
 from foretrain.predictors.ray_models.scaling import MOST_START, Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
-from foretrain.predictors.seen import LINKS, Reach, elsewhere, notes_of, number_row
+from foretrain.predictors.reach import Reach
+from foretrain.predictors.seen import LINKS, elsewhere, notes_of, number_row
 from foretrain.run import Run
 from foretrain.units import counted, format_count
 

@@ -26,7 +26,8 @@ from foretrain.predictors.ray_models.search import (
     search,
 )
 from foretrain.predictors.ray_models.techniques import MEANS, Recipe, learn, means_of, single_threaded
-from foretrain.predictors.seen import Along, Away, LeftOutAlong, Numbers, Reach, aways, inner_parts, row_of
+from foretrain.predictors.reach import Along, LeftOutAlong, Reach, aways, inner_parts
+from foretrain.predictors.seen import Away, Numbers, row_of
 from foretrain.splits import Part, extrapolation, interpolation
 
 _MOST_RECIPES = 5

@@ -28,7 +28,7 @@ from foretrain.predictors.ray_models.techniques import (
     means_of,
     single_threaded,
 )
-from foretrain.predictors.seen import Along, beyond_parts
+from foretrain.predictors.reach import Along, beyond_parts
 from foretrain.progress import tell
 from foretrain.splits import Part
 from foretrain.units import parse_seconds
