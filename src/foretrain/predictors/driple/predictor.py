@@ -277,7 +277,7 @@ class DriplePredictor(NeuralPredictor[Learned]):
         """Say what a transfer was worth on runs that were left out; else what learning was."""
         if not self.transfers_:
             return super().report(progress)
-        return [part for check in self.transfers_ for part in check.told()]
+        return [part for check in self.transfers_ for part in check.report()]
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         """The networks are forgotten until ``fit``; the schedules are then those of operators learned without

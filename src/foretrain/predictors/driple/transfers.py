@@ -31,7 +31,8 @@ class TransferCheck:
                 errors[name] = float(off[0][there, i].mean()), float(off[1][there, i].mean())
         return cls(network=network, runs=runs, errors=errors)
 
-    def told(self) -> Report:
+    def report(self) -> Report:
+        """Say what the transfer was worth."""
         rows = [(name, *errors) for name, errors in self.errors.items()]
         means = [float(np.mean([row[i] for row in rows])) if rows else None for i in (1, 2)]
         how = f"{self.network}: left out in turn, {self.runs} runs were forecast with these mean errors"

@@ -28,8 +28,8 @@ from foretrain.predictors.joined.choosing import (
     LeftOut,
     Mask,
     Mix,
-    Way,
-    chosen_ways,
+    Weighting,
+    chosen_weightings,
     errors_of,
     key_of,
 )
@@ -46,7 +46,7 @@ from foretrain.step.assembly import QUANTITIES as ALL_QUANTITIES
 from foretrain.units import counted
 
 _FEWEST = 8
-"""Runs from which on some are left out, to choose by them."""
+"""Runs from which on tried_runs are left out, to choose by them."""
 _ENOUGH = 20
 """Left-out misses from which on intervals go by their ranks."""
 _HOLDS = 0.7
@@ -84,11 +84,11 @@ class JoinedPredictor(Predictor):
         self.members_: Members | None = None
         self.known_: Known | None = None
         self.tried_: LeftOut | None = None
-        self.ways_: dict[Relation, Way] = {}
+        self.weightings_: dict[Relation, Weighting] = {}
         self.missed_: Array = np.zeros(0)
         self.held_: Mapping[str, float] = {}
         self.figures_: DriplePredictor | None = None
-        self._told_of_figures: Report = ()
+        self._figures_report: Report = ()
         self._families: frozenset[str] = frozenset()
         self._devices: frozenset[str] = frozenset()
 
@@ -107,8 +107,8 @@ class JoinedPredictor(Predictor):
             raise InputError(f"runs: none has a {STEP}, which predictors are compared by")
         steps = tuple(name for name in self.joining.predictors if name != RESOURCES)
         names = steps if len(timed) >= _FEWEST else steps[:1]
-        some = timed[:: -(-len(timed) // self.joining.most)]
-        tried = relations.parts(some, self.joining.folds) if len(timed) >= _FEWEST else []
+        tried_runs = timed[:: -(-len(timed) // self.joining.most)]
+        tried = relations.parts(tried_runs, self.joining.folds) if len(timed) >= _FEWEST else []
         of_resources = RESOURCES in self.joining.predictors
         total, done = (len(tried) + 1) * len(names) + of_resources, 0
 
@@ -118,10 +118,13 @@ class JoinedPredictor(Predictor):
             self.progress(done, total)
 
         self.tried_, held = try_out(
-            some, tried, names, families=self._families, devices=self._devices, step=step
+            tried_runs, tried, names, families=self._families, devices=self._devices, step=step
         )
-        told = ((name, one[np.isfinite(one)]) for name, one in zip(self.tried_.members, held.T, strict=True))
-        self.held_ = {name: float(one.mean()) for name, one in told if len(one)}
+        columns = {
+            name: column[np.isfinite(column)]
+            for name, column in zip(self.tried_.members, held.T, strict=True)
+        }
+        self.held_ = {name: float(column.mean()) for name, column in columns.items() if len(column)}
         self.members_ = Members.learned(
             names, timed, families=self._families, devices=self._devices, step=step
         )
@@ -129,17 +132,17 @@ class JoinedPredictor(Predictor):
             why = "; ".join(f"{name}: {text}" for name, text in self.members_.refused.items())
             raise InputError(f"runs: no predictor can learn from them ({why})")
         self.known_ = Known.of([run.job for run in timed])
-        self.ways_, self.missed_ = chosen_ways(self.tried_)
-        self.records_ = self._records(some, held)
-        self.figures_, self._told_of_figures = None, ()
+        self.weightings_, self.missed_ = chosen_weightings(self.tried_)
+        self.records_ = self._records(tried_runs, held)
+        self.figures_, self._figures_report = None, ()
         if of_resources:
-            self.figures_, self._told_of_figures = learn_figures(given, self._families, self._devices)
+            self.figures_, self._figures_report = learn_figures(given, self._families, self._devices)
             step()
         return self
 
     def _records(self, runs: Sequence[Run], held: Array) -> Records | None:
-        """The left-out runs and what was missed of them, as evidence; ``held`` says of each which predictors'
-        intervals held it."""
+        """Keep the left-out runs and what was missed of them as evidence; ``held`` says of each which
+        predictors' intervals held it."""
         assert self.tried_ is not None
         records, seen = [], set()
         for i, miss in enumerate(self.missed_):
@@ -177,8 +180,8 @@ class JoinedPredictor(Predictor):
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.members_, self.known_, self.tried_ = None, None, None
-        self.ways_, self.missed_, self.held_ = {}, np.zeros(0), {}
-        self.figures_, self._told_of_figures = None, ()
+        self.weightings_, self.missed_, self.held_ = {}, np.zeros(0), {}
+        self.figures_, self._figures_report = None, ()
         self._families |= families
         self._devices |= devices
         return self
@@ -190,7 +193,7 @@ class JoinedPredictor(Predictor):
         return forecast if self.figures_ is None else with_figures(forecast, self.figures_)
 
     def _of_step(self, job: Job) -> Forecast:
-        """The forecast of whoever speaks for a job, and what no run has of it."""
+        """Forecast by whoever speaks for a job, and say what no run has of it."""
         forecast = self._spoken(job)
         assert self.known_ is not None
         first, *others = forecast.assumptions
@@ -198,37 +201,37 @@ class JoinedPredictor(Predictor):
         return dataclasses.replace(forecast, assumptions=(first, *notes, *others))
 
     def _spoken(self, job: Job) -> Forecast:
-        """The forecast of whoever speaks for a job; no left-out run tells of settings that no run has."""
+        """Forecast by whoever speaks for a job; no left-out run tells of settings that no run has."""
         if self.members_ is None or self.known_ is None or self.tried_ is None:
             raise unfitted(self.name)
         relation, device = self.known_.relation(job), device_of(job)
         if self.known_.news(job):
             return self._untried(job, relation)
         kind = self._kind(relation, device)
-        told: dict[str, Forecast] = {}
+        forecasts: dict[str, Forecast] = {}
         known = np.isfinite(self.missed_[kind]).any()
-        mix = self._mix(job, relation, kind, told) if known else None
+        mix = self._mix(job, relation, kind, forecasts) if known else None
         if mix is None:
             return self._untried(job, relation)
         if len(mix.weights) == 1 and not mix.shifts:
             (name,) = mix.weights
-            return self._single(told[name], name, relation, kind)
-        return self._several(job, mix, told, relation, kind)
+            return self._single(forecasts[name], name, relation, kind)
+        return self._several(job, mix, forecasts, relation, kind)
 
-    def _mix(self, job: Job, relation: Relation, kind: Mask, told: dict[str, Forecast]) -> Mix | None:
-        """The first choice of those that forecast the job; what they say goes to ``told``."""
+    def _mix(self, job: Job, relation: Relation, kind: Mask, forecasts: dict[str, Forecast]) -> Mix | None:
+        """Choose first of those that forecast the job; their forecasts go to ``forecasts``."""
         assert self.members_ is not None
         assert self.tried_ is not None
         available = [name for name in self.tried_.members if name in self.members_.by_name]
         distances = self.tried_.distances(key_of(job))
-        while mix := self.tried_.mix(self.ways_.get(relation, "best"), kind, distances, available):
-            for name in mix.weights.keys() - told.keys():
+        while mix := self.tried_.mix(self.weightings_.get(relation, "best"), kind, distances, available):
+            for name in mix.weights.keys() - forecasts.keys():
                 forecast = self.members_.forecast(name, job)
                 if forecast is not None and STEP in forecast.quantities:
-                    told[name] = forecast
-            if mix.weights.keys() <= told.keys():
+                    forecasts[name] = forecast
+            if mix.weights.keys() <= forecasts.keys():
                 return mix
-            available = [name for name in available if name in told or name not in mix.weights]
+            available = [name for name in available if name in forecasts or name not in mix.weights]
         return None
 
     def _single(self, forecast: Forecast, name: str, relation: Relation, kind: Mask) -> Forecast:
@@ -244,23 +247,23 @@ class JoinedPredictor(Predictor):
         return dataclasses.replace(named, quantities=quantities, duration=around.duration)
 
     def _several(
-        self, job: Job, mix: Mix, told: Mapping[str, Forecast], relation: Relation, kind: Mask
+        self, job: Job, mix: Mix, forecasts: Mapping[str, Forecast], relation: Relation, kind: Mask
     ) -> Forecast:
         logs = [
-            weight * (math.log(told[name][STEP].median) - mix.shifts.get(name, 0.0))
+            weight * (math.log(forecasts[name][STEP].median) - mix.shifts.get(name, 0.0))
             for name, weight in mix.weights.items()
         ]
         heaviest = sorted(mix.weights, key=lambda name: -mix.weights[name])
         words = ", ".join(f"{name} {mix.weights[name]:.0%}" for name in heaviest)
         corrected = " and corrected by how far off each is on near runs" if mix.shifts else ""
         note = self._note(job, relation, kind, f"by {words}, weighted by error on left-out runs{corrected}")
-        own = _mean_of([(weight, Factors.of(told[name][STEP])) for name, weight in mix.weights.items()])
+        own = _mean_of([(weight, Factors.of(forecasts[name][STEP])) for name, weight in mix.weights.items()])
         spread = self._spread(kind).widest(own)
         forecast = forecast_around(job, self.name, math.exp(sum(logs)), spread, [note])
-        with_memory = [name for name in heaviest if told[name].quantities.keys() >= MEMORY_QUANTITIES]
+        with_memory = [name for name in heaviest if forecasts[name].quantities.keys() >= MEMORY_QUANTITIES]
         if not with_memory:
             return forecast
-        kept = {name: told[with_memory[0]][name] for name in MEMORY_QUANTITIES}
+        kept = {name: forecasts[with_memory[0]][name] for name in MEMORY_QUANTITIES}
         return dataclasses.replace(forecast, quantities={**forecast.quantities, **kept})
 
     def _untried(self, job: Job, relation: Relation) -> Forecast:
@@ -287,11 +290,11 @@ class JoinedPredictor(Predictor):
         assert self.tried_ is not None
         known = kind & np.isfinite(self.missed_)
         errors = errors_of(self.missed_[known])
-        devices = {device for device, mine in zip(self.tried_.devices, known, strict=True) if mine}
+        devices = {device for device, is_known in zip(self.tried_.devices, known, strict=True) if is_known}
         where = "" if devices == {device_of(job)} else f", on {', '.join(sorted(devices))}"
         count = counted(len(errors), "left-out run")
-        told = f"mean error {errors.mean():.0%} on {count} like that{where}"
-        return f"{whom}; {relations.WORDS[relation]}: {told}"
+        score = f"mean error {errors.mean():.0%} on {count} like that{where}"
+        return f"{whom}; {relations.WORDS[relation]}: {score}"
 
     # Kinds of jobs
 
@@ -315,23 +318,23 @@ class JoinedPredictor(Predictor):
         """Say by kind of job who forecasts it, and how well on left-out runs, beside the best one alone."""
         if self.tried_ is None or not len(self.tried_):
             nothing = f"fewer than {_FEWEST} runs, or repeats alone: none was left out, so nothing was chosen"
-            return [nothing, *self._told_of_figures]
+            return [nothing, *self._figures_report]
         best = self.tried_.missed("best")
         rows = []
         for relation, device in self._kinds():
             kind = self._kind(relation, device)
-            way = self.ways_[relation]
+            weighting = self.weightings_[relation]
             leaders = self.tried_.mix("best", kind, np.zeros(len(self.tried_)), self.tried_.members)
             rows.append(
                 (
                     relation, device, int(kind.sum()), next(iter(leaders.weights)) if leaders else None,
-                    _error(best[kind]), WORDS[way], _error(self.missed_[kind]),
+                    _error(best[kind]), WORDS[weighting], _error(self.missed_[kind]),
                 )
             )  # fmt: skip
         headings = ("kind of job", "device", "left out", "best one", "its mean error", "used", "mean error")
         refused = {} if self.members_ is None else self.members_.refused
-        told = [f"not joined: {name}: {why}" for name, why in refused.items()]
-        return [Table(headings=headings, rows=tuple(rows)), *told, *self._told_of_figures]
+        not_joined = [f"not joined: {name}: {why}" for name, why in refused.items()]
+        return [Table(headings=headings, rows=tuple(rows)), *not_joined, *self._figures_report]
 
     # Keeping
 
@@ -346,7 +349,7 @@ class JoinedPredictor(Predictor):
             "members": self.members_.save(folder / "members"),
             "known": self.known_.to_dict(),
             "tried": self.tried_.to_dict(),
-            "ways": dict(self.ways_),
+            "ways": dict(self.weightings_),
             "missed": [float(miss) if math.isfinite(miss) else None for miss in self.missed_],
             "held": dict(self.held_),
             "forgotten": {"families": sorted(self._families), "devices": sorted(self._devices)},
@@ -367,13 +370,14 @@ class JoinedPredictor(Predictor):
         )
         if document.get("figures"):
             made.figures_ = DriplePredictor.load(folder / "members" / RESOURCES)
-        made.ways_, made.held_ = dict(document["ways"]), document["held"]
+        made.weightings_, made.held_ = dict(document["ways"]), document["held"]
         made.missed_ = np.array(document["missed"], dtype=np.float64)
         return made
 
 
 def _mean_of(spreads: Sequence[tuple[float, Factors]]) -> Factors:
-    """The interval around a weighted mean of forecasts that are off together, each by as much as it says."""
+    """Compute the interval around a weighted mean of forecasts that are off together, each by as much as it
+    says."""
     return Factors(
         *(math.exp(sum(weight * math.log(own[i]) for weight, own in spreads)) for i in range(len(SHARES)))
     )

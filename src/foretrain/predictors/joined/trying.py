@@ -41,10 +41,10 @@ def try_out(
         members = Members.learned(names, train, families=families, devices=devices, asked=asked, step=step)
         for i in part.test:
             job, measured_s = runs[i].job, runs[i].measured[STEP]
-            told = [_step_time(members, name, job) for name in speakers]
-            misses = [math.nan if one is None else math.log(one.median / measured_s) for one in told]
+            estimates = [_step_time(members, name, job) for name in speakers]
+            misses = [math.nan if one is None else math.log(one.median / measured_s) for one in estimates]
             held.append(
-                [math.nan if one is None else float(one.low <= measured_s <= one.high) for one in told]
+                [math.nan if one is None else float(one.low <= measured_s <= one.high) for one in estimates]
             )
             rows.append((key_of(job), known.relation(job), device_of(job), number, i, misses))
     keys, kinds, places, numbers, positions, misses_of = zip(*rows, strict=True) if rows else ((),) * 6

@@ -42,7 +42,7 @@ from foretrain.predictors.predictddl.features import (
 from foretrain.predictors.predictddl.gpu import GPU_COLUMNS
 from foretrain.predictors.predictddl.primitives import primitives
 from foretrain.predictors.predictddl.regressors import CANDIDATES, Choice, Problem, Scaled, choose
-from foretrain.predictors.predictddl.trained import Trained, settings, some
+from foretrain.predictors.predictddl.trained import Trained, settings, starting_with
 from foretrain.predictors.seen import step_of
 from foretrain.run import Run
 
@@ -332,7 +332,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         made.fresh = False
         try:
             made.learned_ = {
-                facts["type"]: Trained.read(facts, some(tensors, f"{number}/"))
+                facts["type"]: Trained.read(facts, starting_with(tensors, f"{number}/"))
                 for number, facts in enumerate(document["types"])
             }
         except KeyError as error:

@@ -207,7 +207,7 @@ class Trained:
         """Read what the two above gave; a KeyError names what is missing."""
         if facts["regressor"] not in REGRESSORS:
             raise unknown("regressor", facts["regressor"], REGRESSORS)
-        regressor = REGRESSORS[facts["regressor"]].from_arrays(some(arrays, "regressor/"))
+        regressor = REGRESSORS[facts["regressor"]].from_arrays(starting_with(arrays, "regressor/"))
         return cls(
             baseline=arrays.get("baseline"), model=Scaled(mean=arrays["mean"], deviation=arrays["deviation"],
             bounds=arrays["bounds"], regressor=regressor),
@@ -218,7 +218,7 @@ class Trained:
         )  # fmt: skip
 
 
-def some(tensors: Mapping[str, npt.NDArray[Any]], start: str) -> dict[str, npt.NDArray[Any]]:
+def starting_with(tensors: Mapping[str, npt.NDArray[Any]], start: str) -> dict[str, npt.NDArray[Any]]:
     """Keep the arrays whose name starts so, and take the start off."""
     return {name.removeprefix(start): array for name, array in tensors.items() if name.startswith(start)}
 
