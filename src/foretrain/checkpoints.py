@@ -154,8 +154,8 @@ def _sequence(held: Mapping[str, Any], task: str | None) -> int | None:
     )
     if task not in _OF_TEXT and not reads_text:
         return None
-    found = (text[name] for name in _POSITIONS if isinstance(text.get(name), int))
-    positions = next(found, _USUAL_TOKENS.get(task or "", 512))
+    stated = (text[name] for name in _POSITIONS if isinstance(text.get(name), int))
+    positions = next(stated, _USUAL_TOKENS.get(task or "", 512))
     reserved = 2 if positions > 2 and (positions - 2) & (positions - 3) == 0 else 0
     return int(min(positions - reserved, _LONGEST))
 

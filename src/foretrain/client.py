@@ -264,8 +264,8 @@ class Client:
 
     def models(self, like: str = "", *, limit: int = 50) -> list[str]:
         """Names of models that have this part."""
-        found = self._ask("GET", f"/v1/models?{urlencode({'like': like, 'limit': limit})}")
-        return [one["name"] for one in found["models"]]
+        answer = self._ask("GET", f"/v1/models?{urlencode({'like': like, 'limit': limit})}")
+        return [one["name"] for one in answer["models"]]
 
     def predictors(self) -> list[Mapping[str, Any]]:
         return list(self._ask("GET", "/v1/predictors")["predictors"])

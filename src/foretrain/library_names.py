@@ -54,13 +54,13 @@ def _read(library: str, folder: Path | None) -> frozenset[str]:
     if folder is None:
         return frozenset()
     names = _configured if library == "transformers" else _registered
-    found: set[str] = set()
+    all_names: set[str] = set()
     for path in folder.glob(_FOLDERS[library]):
         try:
-            found.update(names(path.read_text(encoding="utf-8")))
+            all_names.update(names(path.read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError):
             continue
-    return frozenset(found)
+    return frozenset(all_names)
 
 
 @functools.cache

@@ -129,18 +129,18 @@ def find_preset(name: str) -> dict[str, Any] | None:
     meta-llama/Llama-3.1-70B
     meta-llama/Llama-3.1-70B
     """
-    found = _exact(name) or _loose(name)
-    return None if found is None else _whole(found)
+    preset = _exact(name) or _loose(name)
+    return None if preset is None else _whole(preset)
 
 
 def exact_preset(name: str) -> dict[str, Any] | None:
     """The preset that goes by this very name, in any case and without its organisation."""
-    found = _exact(name)
-    return None if found is None else _whole(found)
+    preset = _exact(name)
+    return None if preset is None else _whole(preset)
 
 
-def _whole(found: tuple[str, str]) -> dict[str, Any]:
-    return {"name": found[1], **_preset(*found)}
+def _whole(preset: tuple[str, str]) -> dict[str, Any]:
+    return {"name": preset[1], **_preset(*preset)}
 
 
 def _exact(name: str) -> tuple[str, str] | None:
@@ -175,8 +175,8 @@ def model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[
         return {"source": file_source, "name": model}, {}
     if (preset := _exact(model)) is not None:
         return _section_of(preset, model)
-    if (found := _of_library(model) or _of_preset(model)) is not None:
-        return found
+    if (sections := _of_library(model) or _of_preset(model)) is not None:
+        return sections
     raise _refusal(model)
 
 
@@ -233,8 +233,8 @@ def _section_of(preset: tuple[str, str], asked: str) -> tuple[dict[str, Any], di
 
 
 def _of_preset(model: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    found = _loose(model)
-    return None if found is None else _section_of(found, model)
+    preset = _loose(model)
+    return None if preset is None else _section_of(preset, model)
 
 
 def _of_library(model: str) -> tuple[dict[str, Any], dict[str, Any]] | None:

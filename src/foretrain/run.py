@@ -110,7 +110,7 @@ def read_runs(path: Path, *, catalog: Catalog | None = None) -> Iterator[tuple[i
 
 def runs_of_file(path: Path) -> list[Run]:
     """The runs of a ``.jsonl`` file, which has some."""
-    found = [run for _, run in read_runs(path)]
-    if not found:
+    runs = [run for _, run in read_runs(path)]
+    if not runs:
         raise InputError(f"{path}: empty; a runs file has one run per line")
-    return found
+    return runs

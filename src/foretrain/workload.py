@@ -356,8 +356,8 @@ class Training:
         >>> Training(global_batch=1, framework="megatron", framework_version="core_v0.12.1").version
         (0, 12, 1)
         """
-        found = _VERSION.fullmatch(self.framework_version or "")
-        return None if found is None else tuple(map(int, found[1].split(".")))
+        match = _VERSION.fullmatch(self.framework_version or "")
+        return None if match is None else tuple(map(int, match[1].split(".")))
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:

@@ -66,9 +66,9 @@ def _forecast_lines(forecast: Forecast) -> Iterator[str]:
 
 def forecast_data(forecast: Forecast) -> dict[str, Any]:
     """Figures with their intervals in SI units, where time and memory go, and what was assumed."""
-    found = {name: _interval(forecast.quantities.get(name)) for name in _QUANTITIES}
+    intervals = {name: _interval(forecast.quantities.get(name)) for name in _QUANTITIES}
     document = {
-        **found,
+        **intervals,
         "cost_usd": _interval(forecast.cost),
         "price_usd_per_hour": forecast.price_per_hour,
         "energy_j": _interval(forecast.energy_j),

@@ -165,11 +165,11 @@ def _learned(name: str, runs: list[Run]) -> Predictor:
     from foretrain import predictors
     from foretrain.report.screen import progress
 
-    found = predictors.get(name)
-    if predictors.folder_of(name) is not None or not found.learns:
-        return found
-    with progress("learning") as found.progress:
-        learned = found.fit(runs)
+    chosen = predictors.get(name)
+    if predictors.folder_of(name) is not None or not chosen.learns:
+        return chosen
+    with progress("learning") as chosen.progress:
+        learned = chosen.fit(runs)
     for line in learned.left_out_[:3]:
         say(f"left out: {line}")
     return learned

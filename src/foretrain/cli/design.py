@@ -301,8 +301,10 @@ def _rows(
     for option, given in (("--predictor", predictor), ("--measured", before)):
         if given:
             raise InputError(f"{option}: is for jobs, campaigns and --operators, not for the table {path}")
-    found = table.candidates(costs, cost_column=cost_column, features=features, log=log, quadratic=quadratic)
-    return _Choices(candidates=found, rows=table.rows, priced=priced)
+    candidates = table.candidates(
+        costs, cost_column=cost_column, features=features, log=log, quadratic=quadratic
+    )
+    return _Choices(candidates=candidates, rows=table.rows, priced=priced)
 
 
 def _operator_choices(
@@ -376,11 +378,11 @@ def _document(chosen: Design, choices: _Choices, gain: Gain, rows: Rows) -> dict
     }
 
 
-def _report(chosen: Design, found: _Choices, gain: Gain, first: int = 10) -> list[RenderableType]:
+def _report(chosen: Design, choices: _Choices, gain: Gain, first: int = 10) -> list[RenderableType]:
     from foretrain.report.tables import table
     from foretrain.units import format_seconds
 
-    candidates, priced = found.candidates, found.priced
+    candidates, priced = choices.candidates, choices.priced
     rows = [candidates.labels[place] for place in chosen.chosen]
     costs = [format_seconds(cost) for cost in candidates.cost_s[chosen.chosen]]
     names = list(dict.fromkeys(name for row in rows for name in row if name != "cost_s"))[:8]

@@ -159,11 +159,11 @@ def _operators(
     operators: list[MeasuredOperator] = []
     sources = []
     for path in datasets:
-        found = list(load_measured(path, _device(path, device)))
-        if not found:
+        measured = list(load_measured(path, _device(path, device)))
+        if not measured:
             raise InputError(f"{path}: holds no operator")
-        operators += found
-        sources.append(source_of(path, device=found[0].device))
+        operators += measured
+        sources.append(source_of(path, device=measured[0].device))
     own = {source["device"] for source in sources}
     if device is not None and _catalogue_name(device) not in own:
         raise InputError(f"--device: {device!r}, but the datasets say themselves: {', '.join(sorted(own))}")

@@ -67,11 +67,12 @@ def learn(
         raise typer.BadParameter("give --name (predict uses it from now on) or --out DIR, one of the two")
     folder = usual.place(name) if name is not None else out
     assert folder is not None
-    found = [*_of_files(runs or []), *(_of_store(store) if store is not None else [])]
-    kept = found if cluster is None else _on(found, cluster)
+    all_runs = [*_of_files(runs or []), *(_of_store(store) if store is not None else [])]
+    kept = all_runs if cluster is None else _on(all_runs, cluster)
     if not kept:
         raise InputError(
-            "runs: there are none to learn from" + (f" on {cluster}" if cluster is not None and found else "")
+            "runs: there are none to learn from"
+            + (f" on {cluster}" if cluster is not None and all_runs else "")
         )
     predictor = _joined(predictors, folds, most)
     _learn(predictor, kept, folder)

@@ -11,10 +11,10 @@ def words(field: str, text: str | None) -> tuple[str, ...]:
     >>> words("devices", "h100, a100"), words("devices", None)
     (('h100', 'a100'), ())
     """
-    found = tuple(word.strip() for word in (text or "").split(",") if word.strip())
-    if text is not None and not found:
+    parts = tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    if text is not None and not parts:
         raise invalid(field, text, "names or numbers with commas between them")
-    return found
+    return parts
 
 
 def whole_numbers(field: str, text: str | None) -> tuple[int, ...]:

@@ -238,8 +238,8 @@ def host(
         typer.echo(dump(profile.to_dict()))
         return
     show(tables.host_profile(profile))
-    found = profile.host()
-    speeds = ", ".join(f"{part} {found.speed_of(part):.2f}" for part in PARTS)
+    measured_host = profile.host()
+    speeds = ", ".join(f"{part} {measured_host.speed_of(part):.2f}" for part in PARTS)
     say(f"{speeds} of the speed of {MEASURED_HOST}, which forecasts take where nothing is known")
     if fast := profile.fast_cores:
         slower = max(profile.core_s.values()) / min(profile.core_s.values())
@@ -256,8 +256,8 @@ def _instances(targets: list[str]) -> list[Instance]:
     files = [Path(target) for target in targets if target.endswith((".jsonl", ".jsonl.zst"))]
     lists = [path for path in files if first_kind(path) in ("operators", "measured operators")]
     jobs = _jobs([target for target in targets if Path(target) not in lists], "measure ops")
-    found = collect((step_graph(job), job.workload.training.precision) for job in jobs)
-    return [*(instance for path in lists for instance in load_instances(path)), *by_value(found)]
+    of_jobs = collect((step_graph(job), job.workload.training.precision) for job in jobs)
+    return [*(instance for path in lists for instance in load_instances(path)), *by_value(of_jobs)]
 
 
 def _jobs(targets: list[str], command: str, here: Callable[[], dict[str, Any]] = dict) -> Iterator[Job]:
@@ -397,8 +397,8 @@ def _where(on: str, address: str | None, ray: str | None) -> tuple[str, str | No
         return on, address
     if on not in ("local", "ray") or address is not None:
         raise typer.BadParameter("--ray stands for --on ray and its --address; give one or the other")
-    found = found_at(ray)
-    return "ray", None if found == LOCAL else found
+    where = found_at(ray)
+    return "ray", None if where == LOCAL else where
 
 
 def _options(

@@ -191,10 +191,10 @@ def _usual(quiet: bool) -> str:
     """Name the predictor that forecasts where none is named; say so where it is something learned."""
     from foretrain.predictors import DEFAULT, usual
 
-    found = usual.usual()
-    if found != DEFAULT and not quiet:
-        say(f"by {found}, the usual predictor here (--predictor {DEFAULT} passes it by)")
-    return found
+    name = usual.usual()
+    if name != DEFAULT and not quiet:
+        say(f"by {name}, the usual predictor here (--predictor {DEFAULT} passes it by)")
+    return name
 
 
 def _suggestions(forecast: Forecast, predictor: Predictor) -> list[Suggestion]:
@@ -220,11 +220,11 @@ def _compare(job: Job, as_json: bool) -> None:
     from foretrain.report import dump
     from foretrain.report.evidence import side_by_side_table
 
-    found = side_by_side(job)
+    compared = side_by_side(job)
     if as_json:
-        typer.echo(dump(found.to_dict()))
+        typer.echo(dump(compared.to_dict()))
     else:
-        show(side_by_side_table(found))
+        show(side_by_side_table(compared))
 
 
 def _resources(forecast: Forecast) -> Resources:

@@ -305,13 +305,13 @@ def _lines(files: Sequence[Path]) -> list[Line]:
                 f"{file}: it is a database; `foretrain runs export "
                 f"--store {file} -o runs.jsonl` makes it a file of runs"
             )
-    found = []
+    all_lines = []
     for file in dict.fromkeys(files):
         lines = list(raw_lines(file))
         if not lines:
             raise InputError(f"{file}: empty; a runs file has one run per line")
-        found += [(file, number, line) for number, line in lines]
-    return found
+        all_lines += [(file, number, line) for number, line in lines]
+    return all_lines
 
 
 def _import(lines: Sequence[Line], store: Store, catalog: Catalog, tally: _Tally, *, strict: bool) -> None:

@@ -24,8 +24,8 @@ def runs_of(files: Sequence[Path]) -> list[Run]:
     """The runs of those files that are there, with their models as seen from the first file."""
     from foretrain.run import read_runs
 
-    found = [run for path in files if path.is_file() for _, run in read_runs(path)]
-    return [dataclasses.replace(run, job=run.job.seen_from(files[0].parent)) for run in found]
+    runs = [run for path in files if path.is_file() for _, run in read_runs(path)]
+    return [dataclasses.replace(run, job=run.job.seen_from(files[0].parent)) for run in runs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,13 +155,13 @@ class Collectives:
     def placement(self, team: Team) -> TeamPlacement:
         """Place a team: which members share a node and an NVLink domain; of several groups, where fewest
         do."""
-        return min((route.placement(team) for route in self._routes), key=lambda found: found.per_domain)
+        return min((route.placement(team) for route in self._routes), key=lambda place: place.per_domain)
 
     def rates(self, team: Team) -> TeamRates:
         """Give the rates at which members of a team exchange messages with all others, in the slowest
         group."""
-        found = [route.rates(team) for route in self._routes]
-        return min(found, key=lambda rates: (rates.outside_bytes_per_s, rates.inside_bytes_per_s))
+        all_rates = [route.rates(team) for route in self._routes]
+        return min(all_rates, key=lambda rates: (rates.outside_bytes_per_s, rates.inside_bytes_per_s))
 
 
 def _sizes(size_bytes: float | Sizes) -> Column:

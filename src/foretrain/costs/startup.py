@@ -202,9 +202,9 @@ def _plane(compiled: Sequence[Started]) -> tuple[float, float, float]:
     rows = np.array([[1.0, start.operators, start.calls] for start in compiled])
     times_s = np.array([max(start.first_steps_s, 1e-3) for start in compiled])
     if len(rows) > 3 and np.linalg.matrix_rank(rows) == 3:
-        found, *_ = np.linalg.lstsq(rows / times_s[:, None], np.ones(len(rows)), rcond=None)
-        if found.min() >= 0:
-            constant, slope, per_call = (float(number) for number in found)
+        solution, *_ = np.linalg.lstsq(rows / times_s[:, None], np.ones(len(rows)), rcond=None)
+        if solution.min() >= 0:
+            constant, slope, per_call = (float(number) for number in solution)
             return constant, slope, per_call
     return *_line(rows[:, 1].tolist(), times_s.tolist()), 0.0
 

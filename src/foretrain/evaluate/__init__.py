@@ -193,8 +193,8 @@ def _compare(
             failed.update((case.runs_file, name) for name in asked)
             failures.append(Failure(**where, reason=answer.reason))
             continue
-        found, reasons = _compare_run(predictor, case, asked, answer)
-        rows += found
+        compared, reasons = _compare_run(predictor, case, asked, answer)
+        rows += compared
         missing += [Unsupported(**where, reason=reason) for reason in reasons]
     results = tuple(
         _result(predictor, file, name, split, rows, tested[file, name], failed[file, name])

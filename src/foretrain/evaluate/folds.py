@@ -92,19 +92,19 @@ def _along(runs: Sequence[Run], kind: str, dimension: str) -> list[Fold]:
     """Folds along a dimension; runs without a value of it are only learned from."""
     if dimension and dimension not in DIMENSIONS:
         raise unknown("split", f"{kind}:{dimension}", [f"{kind}:{name}" for name in DIMENSIONS])
-    found = []
+    parts = []
     for name in [dimension] if dimension else ["workers", "batch"]:
         values = {i: value for i, run in enumerate(runs) if (value := DIMENSIONS[name](run.job)) is not None}
-        found = _ALONG[kind](list(values.values()))
-        if found:
+        parts = _ALONG[kind](list(values.values()))
+        if parts:
             break
-    if not found:
+    if not parts:
         raise InputError(
             f"split: {kind} needs runs with {'three' if kind == 'interpolate' else 'two'} "
             f"values of {dimension or 'workers'} or more"
         )
     places = list(values)
-    tests = [tuple(places[i] for i in test) for _, test in found]
+    tests = [tuple(places[i] for i in test) for _, test in parts]
     return [Fold(train=tuple(i for i in range(len(runs)) if i not in set(test)), test=test) for test in tests]
 
 

@@ -42,11 +42,11 @@ class _Attention:
 @functools.lru_cache(maxsize=128)
 def with_fused_softmax(graph: OpGraph) -> OpGraph:
     """The graph with scaling, mask and softmax of each written-out attention merged."""
-    found = [
+    attentions = [
         attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None
     ]
-    between = [attention.around_softmax(graph) for attention in found]
-    return _merge(graph, between, causal=False, softmax=True) if found else graph
+    between = [attention.around_softmax(graph) for attention in attentions]
+    return _merge(graph, between, causal=False, softmax=True) if attentions else graph
 
 
 @functools.lru_cache(maxsize=128)
@@ -54,10 +54,10 @@ def with_flash_attention(graph: OpGraph, *, causal: bool) -> OpGraph:
     """The graph with every written-out attention merged, its scores never kept, and attention of torch's
     memory-efficient kernels, which it takes where keys are wider than values (MLA), by the framework's."""
     graph = _without_efficient_kernels(graph)
-    found = [
+    attentions = [
         attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None
     ]
-    return _with_windows(_merge(graph, found, causal=causal) if found else graph)
+    return _with_windows(_merge(graph, attentions, causal=causal) if attentions else graph)
 
 
 def _with_windows(graph: OpGraph) -> OpGraph:

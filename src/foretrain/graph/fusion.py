@@ -187,8 +187,8 @@ def _norm_modules(graph: OpGraph) -> set[str]:
                 broken.add(op.layer)
     return {
         path
-        for path, found in names.items()
-        if path not in broken and len(found) > 1 and (path in averaging or {"cos", "sin"} <= found)
+        for path, own_names in names.items()
+        if path not in broken and len(own_names) > 1 and (path in averaging or {"cos", "sin"} <= own_names)
     }
 
 
@@ -197,8 +197,8 @@ def _loss_zone(graph: OpGraph) -> range:
     heavy = [i for i, op in enumerate(graph.ops) if op.operator.flops and op.phase != "optimizer"]
     first = max((i for i in heavy if graph.ops[i].phase == "forward"), default=-1) + 1
     last = min((i for i in heavy if graph.ops[i].phase == "backward"), default=len(graph.ops))
-    found = {graph.ops[i].operator.name for i in range(first, last)}
-    has_loss = found & _LOSS_PARTS or any(traits(name).kind in _LOSSES for name in found)
+    between = {graph.ops[i].operator.name for i in range(first, last)}
+    has_loss = between & _LOSS_PARTS or any(traits(name).kind in _LOSSES for name in between)
     return range(first, last) if has_loss else range(0)
 
 

@@ -128,10 +128,10 @@ class Rebuild:
             for index in self._readers[number]
             if index not in run.members and not (run.space and self._old.ops[index].phase == "forward")
         ]
-        found = list(
+        runs = list(
             dict.fromkeys(reader for reader in readers if reader is not None and reader.phase == "backward")
         )
-        return found if all(reader in found for reader in readers) else []
+        return runs if all(reader in runs for reader in readers) else []
 
     def _sources_of(self, number: int, run: Unit, wanted: Collection[int]) -> set[int]:
         """The buffers in memory that an activation can be computed from; none where chance or a later
@@ -342,11 +342,11 @@ def _kernels(run: Unit, members: Sequence[Op], column_sums: int) -> int:
 
 def _specs(graph: OpGraph, members: Sequence[int], *, inputs: bool) -> dict[int, TensorSpec]:
     """The largest tensor by buffer, of those read from outside or of all that are written."""
-    found: dict[int, TensorSpec] = {}
+    largest: dict[int, TensorSpec] = {}
     for number, spec in _outside(graph, members) if inputs else _results(graph, members):
-        if number not in found or spec.size_bytes > found[number].size_bytes:
-            found[number] = spec
-    return found
+        if number not in largest or spec.size_bytes > largest[number].size_bytes:
+            largest[number] = spec
+    return largest
 
 
 def _traffic(graph: OpGraph, members: Sequence[int]) -> dict[int, int]:

@@ -56,8 +56,8 @@ class StartedProgram:
 
     def value(self, *names: str) -> Any:
         """Find the last argument that has one of these names."""
-        found = [one.value for one in self.arguments if dashed(one.key) in names]
-        return found[-1] if found else None
+        values = [one.value for one in self.arguments if dashed(one.key) in names]
+        return values[-1] if values else None
 
 
 def read_script(path: Path, reading: Reading) -> StartedProgram:
@@ -68,9 +68,9 @@ def read_script(path: Path, reading: Reading) -> StartedProgram:
     return program_of(commands_of(path, _slurm_variables(reading)), path, reading)
 
 
-def program_of(found: Sequence[Command], path: Path, reading: Reading) -> StartedProgram:
+def program_of(commands: Sequence[Command], path: Path, reading: Reading) -> StartedProgram:
     """Choose the command that trains."""
-    programs = [one for command in found if (one := _program(command, path.name)) is not None]
+    programs = [one for command in commands if (one := _program(command, path.name)) is not None]
     if not programs:
         raise InputError(
             f"{path}: no command that starts a training (torchrun, accelerate, deepspeed, srun python)"
@@ -143,9 +143,9 @@ def _slurm_variables(reading: Reading) -> dict[str, Word]:
         "SLURM_GPUS_PER_NODE": devices, "SLURM_NTASKS_PER_NODE": tasks,
         "SLURM_NTASKS": tasks * nodes if tasks and nodes else None,
     }  # fmt: skip
-    found = {name: Word(str(value), 1) for name, value in values.items() if value is not None}
+    known = {name: Word(str(value), 1) for name, value in values.items() if value is not None}
     return {
-        **found,
+        **known,
         "SLURM_PROCID": Word("0", 1),
         "SLURM_NODEID": Word("0", 1),
         "SLURM_LOCALID": Word("0", 1),

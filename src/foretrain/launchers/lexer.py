@@ -179,5 +179,5 @@ class _Lexer:
             self.at += 1
 
 
-def _or_end(found: int, text: str) -> int:
-    return found if found >= 0 else len(text)
+def _or_end(place: int, text: str) -> int:
+    return place if place >= 0 else len(text)

@@ -48,8 +48,8 @@ def read_python(path: Path, function: str | None = None) -> PythonFile:
     names = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
     if function is not None and function not in names:
         raise unknown(f"{path}", function, names, "a function of the file; these are")
-    found = [function] if function is not None else [*reversed(names), None]
-    for name in found:
+    wanted = [function] if function is not None else [*reversed(names), None]
+    for name in wanted:
         config = reader.called(name) if name is not None else reader.top_level()
         if config is not None and (config.settings or config.made_by not in ("", name)):
             return PythonFile(frozenset(reader.imported.values()), config)

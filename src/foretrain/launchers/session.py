@@ -301,5 +301,5 @@ class Session:
 
 def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A table in another; an empty one where there is none."""
-    found = table.get(name)
-    return found if isinstance(found, Mapping) else {}
+    inner = table.get(name)
+    return inner if isinstance(inner, Mapping) else {}

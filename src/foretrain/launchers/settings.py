@@ -135,8 +135,8 @@ class Reading:
 
     def whose(self, path: str) -> Setting | None:
         """The setting that a field is from."""
-        found = self.sources.get(path)
-        return None if found is None else found[0]
+        source = self.sources.get(path)
+        return None if source is None else source[0]
 
     def said(self, path: str, otherwise: str) -> str:
         """The setting that a field is from, as a message names it."""
@@ -145,8 +145,8 @@ class Reading:
 
     def where(self, *paths: str) -> str:
         """The place of the first of these fields that a file gives, in front of a message."""
-        found = next((setting for path in paths if (setting := self.whose(path)) is not None), None)
-        return "" if found is None else f"{found.where}: "
+        setter = next((setting for path in paths if (setting := self.whose(path)) is not None), None)
+        return "" if setter is None else f"{setter.where}: "
 
 
 def take(
@@ -317,8 +317,8 @@ def spelled(name: str) -> Read:
 
 def _allowed(message: str) -> str:
     """Take what is allowed out of a message ``field: value is not ...``."""
-    _, found, allowed = message.partition(" is not ")
-    return allowed if found else f"clear: {message.partition(': ')[2]}"
+    _, separator, allowed = message.partition(" is not ")
+    return allowed if separator else f"clear: {message.partition(': ')[2]}"
 
 
 def text(value: Any) -> str | None:

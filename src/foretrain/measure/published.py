@@ -39,10 +39,10 @@ def read_published(folder: Path) -> Iterator[MeasuredOperator]:
 
 def published_files(folder: Path) -> list[Path]:
     """The known files in a folder, in the order in which they are read."""
-    found = [folder / name for name in _READERS if (folder / name).exists()]
-    if not found:
+    files = [folder / name for name in _READERS if (folder / name).exists()]
+    if not files:
         raise InputError(f"data: {folder} has none of {', '.join(_READERS)}")
-    return found
+    return files
 
 
 def _rows(

@@ -54,7 +54,7 @@ def plan(
     cached: bool = True,
     predictor: str | Path | Predictor | None = None,
     catalog: Catalog | str | Path | None = None,
-    listener: Callable[[SearchState], None] = lambda found: None,
+    listener: Callable[[SearchState], None] = lambda state: None,
     **options: Any,
 ) -> Plans:
     """The best plans of a training: which devices, how many of them, and how the model is spread over them.

@@ -72,8 +72,8 @@ class Bounds:
         times = {one: _times(_recomputing(layout, one)) for one in recomputes}
         return cls(
             job=job,
-            passes_s={one: found[0] for one, found in times.items()},
-            through_s={one: found[1] for one, found in times.items()},
+            passes_s={one: both[0] for one, both in times.items()},
+            through_s={one: both[1] for one, both in times.items()},
             kept_bytes={one: _kept_bytes(_recomputing(layout, one)) for one in recomputes},
             layers=0 if graph.stack is None else graph.stack.layers,
             parameters=held(job, everything, 0),
@@ -154,11 +154,11 @@ def _times(layout: Layout) -> tuple[float, float]:
         [[one.span for one in passes[kind_of(layout, stage, block)]] for block in stage.blocks]
         for stage in whole
     ]
-    found = []
+    both = []
     for name in ("device_s", "host_s"):
         seconds = np.array([[sum(getattr(span, name) for span in own) for own in group] for group in spans])
-        found.append((_busiest_s(layout, seconds), float(seconds.min(axis=0).sum())))
-    return max(busiest for busiest, _ in found), max(through for _, through in found)
+        both.append((_busiest_s(layout, seconds), float(seconds.min(axis=0).sum())))
+    return max(busiest for busiest, _ in both), max(through for _, through in both)
 
 
 def _busiest_s(layout: Layout, seconds: Column) -> float:

@@ -48,11 +48,11 @@ def remembered(
         return make()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return _read(parse_json(path.read_text()), spaces)
-    found = make()
+    state = make()
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(_document(found)))
-    return found
+        write_atomically(path, json.dumps(_document(state)))
+    return state
 
 
 def _key(predictor: Predictor, spaces: Sequence[Space], asked: Mapping[str, Any]) -> str:
@@ -105,11 +105,11 @@ def _code() -> list[Any]:
     """This version of foretrain, with the newest of its files, and the libraries that models come from."""
     root = Path(foretrain.__file__).parent
     newest = max(path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file())
-    found = []
+    versions = []
     for library in ("foretrain", "torch", "transformers", "timm", "torchvision"):
         with contextlib.suppress(PackageNotFoundError):
-            found.append([library, version(library)])
-    return [newest, found]
+            versions.append([library, version(library)])
+    return [newest, versions]
 
 
 # On disk

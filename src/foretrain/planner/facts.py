@@ -65,13 +65,15 @@ def _defaults(kind: str) -> Mapping[str, Any]:
     from transformers import CONFIG_MAPPING
 
     whole = CONFIG_MAPPING[kind]().to_dict() if kind in CONFIG_MAPPING else {}
-    found = {name: whole[name] for name in (*_LAYERS, *_HEADS, *_EXPERTS) if isinstance(whole.get(name), int)}
+    defaults = {
+        name: whole[name] for name in (*_LAYERS, *_HEADS, *_EXPERTS) if isinstance(whole.get(name), int)
+    }
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(found))
-    return found
+        write_atomically(path, json.dumps(defaults))
+    return defaults
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    found = (config[name] for name in names if isinstance(config.get(name), int))
-    return next((value for value in found if value > 0), None)
+    values = (config[name] for name in names if isinstance(config.get(name), int))
+    return next((value for value in values if value > 0), None)

@@ -229,8 +229,8 @@ class Plans(Sequence[Option]):
     @property
     def front(self) -> tuple[Option, ...]:
         """Options that no other beats in time, cost and energy together, the fastest first."""
-        found = [one for one in self._all if not any(_beats(other, one) for other in self._all)]
-        return tuple(sorted(found, key=lambda option: option.time_s.median))
+        unbeaten = [one for one in self._all if not any(_beats(other, one) for other in self._all)]
+        return tuple(sorted(unbeaten, key=lambda option: option.time_s.median))
 
     @property
     def _all(self) -> list[Option]:

@@ -127,11 +127,11 @@ def _rate(asked: _SharedByCuts, item: Item) -> list[tuple[int, Rated]]:
     """A cut on each cluster that has it."""
     cut, where = item
     predictor = _predictor(asked.portable)
-    found = []
+    rated_cuts = []
     for i, limit_s, offloads in where:
         space = dataclasses.replace(asked.spaces[i], offloads=offloads)
-        found.append((i, rate_cut(predictor, space, cut, most=KEPT, below_s=limit_s, risk=asked.risk)))
-    return found
+        rated_cuts.append((i, rate_cut(predictor, space, cut, most=KEPT, below_s=limit_s, risk=asked.risk)))
+    return rated_cuts
 
 
 def search(

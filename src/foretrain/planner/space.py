@@ -144,9 +144,9 @@ class Space:
             Cut(tensor=tensor, expert=min(in_node, self.facts.experts or 1), micro_batch=micro)
             for tensor in (1, max(1, in_node // 2))
         ]
-        found = [min(cuts, key=lambda cut: _distance(cut, wanted)) for wanted in usual]
-        whole = self._without_accumulation(found[0])
-        return list(dict.fromkeys([*found, whole] if whole in cuts else found))
+        nearest = [min(cuts, key=lambda cut: _distance(cut, wanted)) for wanted in usual]
+        whole = self._without_accumulation(nearest[0])
+        return list(dict.fromkeys([*nearest, whole] if whole in cuts else nearest))
 
     def _without_accumulation(self, cut: Cut) -> Cut:
         """Let a replica handle all its samples at once, where each is a team of its own."""

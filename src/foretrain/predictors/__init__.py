@@ -115,8 +115,8 @@ def name_of_saved(name: str, folder: Path) -> str:
 def _class(name: str) -> type[Predictor]:
     if name in _WHERE:
         module, _, attribute = _WHERE[name].partition(":")
-        found: type[Predictor] = getattr(importlib.import_module(module), attribute)
-        return found
+        shipped: type[Predictor] = getattr(importlib.import_module(module), attribute)
+        return shipped
     from foretrain.predictors import plugins
 
     if plugins.is_in_file(name):

@@ -249,8 +249,8 @@ def _timed_runs(fit: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fit)
     def fit_timed(self: Any, runs: Iterable[Run], **options: Any) -> Any:
-        found = map(timed, runs)
-        return fit(self, list(found) if isinstance(runs, Sequence) else found, **options)
+        timed_runs = map(timed, runs)
+        return fit(self, list(timed_runs) if isinstance(runs, Sequence) else timed_runs, **options)
 
     return fit_timed
 
@@ -333,9 +333,9 @@ def read_saved(folder: Path) -> dict[str, Any]:
         document = parse_json(read_text(path))
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error})") from error
-    found = document.get("format") if isinstance(document, dict) else None
-    if found != FORMAT:
-        raise InputError(f"{path}: format {found!r} is not {FORMAT!r}; fit the predictor again")
+    form = document.get("format") if isinstance(document, dict) else None
+    if form != FORMAT:
+        raise InputError(f"{path}: format {form!r} is not {FORMAT!r}; fit the predictor again")
     if not isinstance(document.get("predictor"), str):
         raise InputError(
             f"{path}: predictor: {document.get('predictor')!r} is not a name; fit the predictor again"

@@ -36,7 +36,7 @@ def is_in_file(name: str) -> bool:
 @functools.cache
 def installed() -> dict[str, EntryPoint]:
     """The predictors that packages offer, by name."""
-    return {found.name: found for found in entry_points(group=GROUP)}
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def class_installed(name: str) -> type[Predictor]:
@@ -44,10 +44,10 @@ def class_installed(name: str) -> type[Predictor]:
     point = installed()[name]
     what = f"predictor {name} ({point.value})"
     try:
-        found = point.load()
+        loaded = point.load()
     except (Exception, SystemExit) as error:
         raise _not_loaded(what, error) from error
-    kind = _checked(what, found)
+    kind = _checked(what, loaded)
     if kind.name != name:
         raise InputError(f"{what}: it calls itself {kind.name!r}; entry point and name must be the same")
     return kind
@@ -95,9 +95,9 @@ _PREFIX = "foretrain_plugin_"
 
 
 def _parts(name: str) -> tuple[Path, str]:
-    found = _IN_FILE.fullmatch(name)
-    assert found is not None
-    return Path(found["path"]), found["attribute"]
+    match = _IN_FILE.fullmatch(name)
+    assert match is not None
+    return Path(match["path"]), match["attribute"]
 
 
 def _module(what: str, path: Path) -> object:

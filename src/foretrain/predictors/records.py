@@ -269,10 +269,10 @@ def _outcome(run: Run, forecast: Forecast, quantity: str) -> Outcome | None:
 
 
 def _coded(values: Iterable[str]) -> dict[str, Any]:
-    found = list(values)
-    names = sorted(set(found))
+    listed = list(values)
+    names = sorted(set(listed))
     codes = {name: code for code, name in enumerate(names)}
-    return {"values": names, "of": [codes[name] for name in found]}
+    return {"values": names, "of": [codes[name] for name in listed]}
 
 
 def _short(value: float | None) -> float | None:

@@ -157,8 +157,8 @@ class Numbers:
     @classmethod
     def of(cls, columns: Mapping[str, Array]) -> Numbers:
         """Gather the values of columns with a row for each run; what a run does not say is not a number."""
-        found = {name: np.unique(column[np.isfinite(column)]) for name, column in columns.items()}
-        return cls(values={name: tuple(column.tolist()) for name, column in found.items()})
+        distinct = {name: np.unique(column[np.isfinite(column)]) for name, column in columns.items()}
+        return cls(values={name: tuple(column.tolist()) for name, column in distinct.items()})
 
     def varied(self, name: str) -> bool:
         return len(self.values[name]) > 1

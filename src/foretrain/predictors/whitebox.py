@@ -90,8 +90,8 @@ class WhiteBoxPredictor(Predictor):
         cluster, host = job.cluster, self.host_for(job)
         groups = cluster.distinct_groups
         hosts = [host_beside(cluster.alone(group), host) for group in groups] if len(groups) > 1 else ()
-        found = lay_out(job, self.costs_for(job), host_beside(cluster, host), hosts=hosts, gap_s=self.gap_s)
-        return balanced(found)
+        layout = lay_out(job, self.costs_for(job), host_beside(cluster, host), hosts=hosts, gap_s=self.gap_s)
+        return balanced(layout)
 
 
 class RatingPredictor(WhiteBoxPredictor):

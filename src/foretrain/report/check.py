@@ -122,8 +122,10 @@ def reasons(check: JobCheck, base: Explanation | None = None) -> list[str]:
 
 def remedy_lines(forecast: Forecast) -> list[str]:
     """The changes that would make the job fit, in one sentence; none where it fits or nobody asked."""
-    found = [f"{one.value} ({one.detail})" if one.detail else one.value for one in figures.remedies(forecast)]
-    return [f"It would fit with {'; or '.join(found)}"] if found else []
+    changes = [
+        f"{one.value} ({one.detail})" if one.detail else one.value for one in figures.remedies(forecast)
+    ]
+    return [f"It would fit with {'; or '.join(changes)}"] if changes else []
 
 
 def changes(explained: Explanation) -> list[tuple[ComparedFigure, Form]]:

@@ -159,10 +159,10 @@ def _sentences(explained: Explanation) -> Iterator[str]:
         yield f"{b} takes {format_bytes(size)} {less} memory on {_fullest(explained)}{reason}"
 
 
-def _fullest(found: Explanation) -> str:
+def _fullest(explanation: Explanation) -> str:
     return (
         "its fullest rank"
-        if any(len(forecast.ranks) > 1 for forecast in (found.a, found.b))
+        if any(len(forecast.ranks) > 1 for forecast in (explanation.a, explanation.b))
         else "each device"
     )
 

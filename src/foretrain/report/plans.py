@@ -171,9 +171,9 @@ def reasons(plans: Plans) -> Iterator[str]:
         if one.job.cluster != other.job.cluster:
             yield f"{number} before {number + 1}: {_between_clusters(one, other)}"
             continue
-        found = explain(one.forecast, other.forecast)
+        explained = explain(one.forecast, other.forecast)
         sentence = (
-            next(iter(found.sentences), "").replace("B is", f"{number + 1} is").replace("A and B", "both")
+            next(iter(explained.sentences), "").replace("B is", f"{number + 1} is").replace("A and B", "both")
         )
         yield f"{number} before {number + 1}: {sentence[:1].lower()}{sentence[1:]}"
 
@@ -292,9 +292,9 @@ def _place(value: float, low: float, high: float, most: int) -> int:
 # What if
 
 
-def curve_tables(found: Sequence[Curve]) -> Iterator[RenderableType]:
+def curve_tables(all_curves: Sequence[Curve]) -> Iterator[RenderableType]:
     """Time and cost against the number of devices, with the knee marked."""
-    for curve in found:
+    for curve in all_curves:
         knee = curve.knee
         rows = [
             [

@@ -42,9 +42,9 @@ def resource_table(resources: Resources) -> RenderableType:
     return Group(table(HEADINGS, rows, right=HEADINGS[1:-1]), *lines)
 
 
-def definitions(found: Resources) -> list[str]:
+def definitions(resources: Resources) -> list[str]:
     """Say in words what the figures are."""
-    window, sampled = format_seconds(found.window_s), format_seconds(found.sampled_s)
+    window, sampled = format_seconds(resources.window_s), format_seconds(resources.sampled_s)
     return [
         *(f"{_NAMES[name]}: {words}" for name, words in DEFINITIONS.items()),
         "averages are those of the step; idle and active times are mean stretches, and peaks the mean of"

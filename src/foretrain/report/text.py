@@ -173,8 +173,8 @@ def explanation(explained: Explanation) -> RenderableType:
     return Group(*parts)
 
 
-def _fields(found: Explanation) -> Iterator[RenderableType]:
-    listed = list(found.fields.items())
+def _fields(explanation: Explanation) -> Iterator[RenderableType]:
+    listed = list(explanation.fields.items())
     if listed:
         yield Text("from A to B", style="dim")
     for name, (a, b) in listed[:_MOST_FIELDS]:

@@ -290,8 +290,8 @@ class Controller:
         if "cluster" in data:
             return Job.read(data), None
         with self._collecting:
-            found = self.resources()
-        return Job.read({**data, "cluster": found.cluster(device, cores_per_device)}), found
+            resources = self.resources()
+        return Job.read({**data, "cluster": resources.cluster(device, cores_per_device)}), resources
 
     def _record(self, line: Mapping[str, Any]) -> None:
         if self.records is None:

@@ -329,8 +329,8 @@ class Service:
 
     async def _all_learned(self) -> dict[str, SavedPredictor]:
         if time.monotonic() - self._learned_s > _FRESH_S:
-            found = await asyncio.to_thread(self.store.predictors)
-            self._learned, self._learned_s = {one.name: one for one in found}, time.monotonic()
+            kept = await asyncio.to_thread(self.store.predictors)
+            self._learned, self._learned_s = {one.name: one for one in kept}, time.monotonic()
         return self._learned
 
     # Models

@@ -51,9 +51,9 @@ def record(task: Mapping[str, Any]) -> dict[str, Any]:
     from foretrain.web.records import record as shown
 
     forecast = _forecast(task, read(PredictRequest, task["request"], ""))
-    found = shown(forecast, _controller(task["where"], task.get("ray")).predictor, fine=True)
-    details = {name.partition(".")[2]: found.pop(name) for name in list(found) if name.startswith("details.")}
-    return {**found, "job": forecast.job.to_dict(), "details": details}
+    drawn = shown(forecast, _controller(task["where"], task.get("ray")).predictor, fine=True)
+    details = {name.partition(".")[2]: drawn.pop(name) for name in list(drawn) if name.startswith("details.")}
+    return {**drawn, "job": forecast.job.to_dict(), "details": details}
 
 
 def explain(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,8 +116,8 @@ def _seconds(layout: Layout, kind: Kind, sizes: Column, members: Team) -> Column
     if members.nodes > 1 and any(group.inter_node.kind == "ethernet" for group in layout.site.groups):
         factor *= layout.profile.socket_slowdown
     steps = (members.size - 1) * (2 if kind == "all_reduce" else 1) if members.nodes > 1 else 0
-    found = layout.network.time_s(kind, sizes, members) * factor + layout.tuning.hop_s * steps
-    return np.where(sizes > 0, found, 0.0)
+    times_s = layout.network.time_s(kind, sizes, members) * factor + layout.tuning.hop_s * steps
+    return np.where(sizes > 0, times_s, 0.0)
 
 
 _OF_ATTENTION, _OF_OTHERS = 0.5, 0.3

@@ -246,10 +246,10 @@ _PROFILES["deepspeed"] = Profile(
 def _habits(job: Job) -> Profile:
     """Name the habits of the framework, whatever the job trains; DeepSpeed switches overlap_comm on with
     stage 3."""
-    found = _PROFILES[job.workload.training.framework]
+    habits = _PROFILES[job.workload.training.framework]
     if job.workload.training.framework == "deepspeed" and job.plan.shard == "zero3":
-        return dataclasses.replace(found, overlaps_reduce=True)
-    return found
+        return dataclasses.replace(habits, overlaps_reduce=True)
+    return habits
 
 
 _CAST: dict[str, Literal["bf16", "fp16"]] = {"amp-bf16": "bf16", "amp-fp16": "fp16"}
@@ -302,11 +302,11 @@ def _as_planned(habits: Profile, plan: Plan) -> Profile:
     return habits
 
 
-def _tensor_overlap(found: Profile, job: Job) -> TensorOverlap:
+def _tensor_overlap(habits: Profile, job: Job) -> TensorOverlap:
     """Tell how tensor parallelism overlaps: as the plan says, or the framework does: Megatron's recipes
     switch user buffers on, torch's asynchronous tensor parallelism is off. Both need sequence parallelism;
     without its switch Megatron still issues backward collectives ahead, nanotron does not."""
-    plan, training, habit = job.plan, job.workload.training, found.tensor_overlap
+    plan, training, habit = job.plan, job.workload.training, habits.tensor_overlap
     wanted = (plan.overlap or {}).get("tensor")
     if wanted and plan.tensor > 1 and training.framework in _BY_COMPILER and not training.compile:
         raise InputError(

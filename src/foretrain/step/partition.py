@@ -203,8 +203,8 @@ def _numbers(graph: OpGraph, keys: Sequence[str]) -> Index:
 def _own(graph: OpGraph, layer: str, position: Mapping[str, int]) -> int | None:
     if graph.stack is None:
         return position.get(_shortened(layer)) if layer else None
-    found = graph.stack.layer_of(layer)
-    return None if found is None else 1 + found
+    layer_number = graph.stack.layer_of(layer)
+    return None if layer_number is None else 1 + layer_number
 
 
 def _last_positions(graph: OpGraph, position: Mapping[str, int]) -> dict[str, int]:

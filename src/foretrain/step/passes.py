@@ -298,8 +298,8 @@ def _pass(layout: Layout, piece: Piece, phase: Phase) -> Pass:
     if key not in known:
         calls = piece.forward if phase == "forward" else piece.backward
         known[key] = _timed(layout, calls, overlap, backward=phase == "backward")
-    found: Pass = known[key]
-    return found
+    made: Pass = known[key]
+    return made
 
 
 def _timed(layout: Layout, calls: Index, overlap: TensorOverlap = "none", *, backward: bool = False) -> Pass:

@@ -309,8 +309,8 @@ def _codes(layout: Layout, placed: Placed, what: str, names: dict[str, int]) -> 
         return np.where(again, names.setdefault(RECOMPUTED, len(names)), plain)
     paths, which = layout.graph.layers
     used, place = np.unique(which[calls.op], return_inverse=True)
-    found = [layer_of(layout, block, paths[i]) or f"({phase})" for i in used.tolist()]
-    own = np.array([names.setdefault(name, len(names)) for name in found], dtype=np.int64)
+    layers = [layer_of(layout, block, paths[i]) or f"({phase})" for i in used.tolist()]
+    own = np.array([names.setdefault(name, len(names)) for name in layers], dtype=np.int64)
     return own[place]
 
 

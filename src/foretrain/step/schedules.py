@@ -189,9 +189,9 @@ def _zbv(stage: int, stages: int, micro_batches: int) -> Order:
     steps = [f0] * (2 * left - 1) + [f1, f0] * stage + [f1, i1, w1] * left
     steps += [f0, i0, w0, f1, i1, w1] * (whole - ahead) + [i0, w0, f1, i1, w1] * (ahead - stages)
     steps += [i0, i1] * stage + [i0, w0] * left + [w1] * stage + [w0] * stage
-    found = _numbered(steps)
-    kept = found.micro_batch < micro_batches
-    return Order(found.kind[kept], found.chunk[kept], found.micro_batch[kept], found.beside[kept])
+    order = _numbered(steps)
+    kept = order.micro_batch < micro_batches
+    return Order(order.kind[kept], order.chunk[kept], order.micro_batch[kept], order.beside[kept])
 
 
 def _dualpipe(stage: int, stages: int, micro_batches: int) -> Order:

@@ -268,8 +268,8 @@ def _roofline(step: Step, costs: object) -> dict[str, float] | None:
     if whole <= 0:
         return None
     share = float(ideal_s.sum()) / whole
-    found = {"roofline_s": step.causes_s["computation"] * share}
+    shares = {"roofline_s": step.causes_s["computation"] * share}
     if isinstance(costs, LearnedCosts):
         measured = costs.looked_up(graph.operators, device, precision)[graph.operator_index[calls]]
-        found["measured_share"] = float(seconds[measured].sum()) / whole
-    return found
+        shares["measured_share"] = float(seconds[measured].sum()) / whole
+    return shares

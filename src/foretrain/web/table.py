@@ -64,10 +64,10 @@ class ForecastTable:
         plan = forecast.job.plan
         series["multiple"] = (plan.data or 1) * (plan.micro_batch or 1)
         series["at"][str(view.batch)] = len(self.records)
-        found = record(forecast, predictor, fine=fine)
+        shown = record(forecast, predictor, fine=fine)
         if fine or target:
-            found["launch"] = launch_files(forecast.job, target)
-        packed = self.packer.add(found)
+            shown["launch"] = launch_files(forecast.job, target)
+        packed = self.packer.add(shown)
         self.records.append(packed)
         self.size_bytes += len(json.dumps(packed)) + self.packer.new_bytes
         self.points += 1
@@ -78,8 +78,10 @@ class ForecastTable:
         self._series(view)["refused"][str(view.batch)] = number
 
     def has(self, view: View) -> bool:
-        found = self.series.get(view.series)
-        return found is not None and (str(view.batch) in found["at"] or str(view.batch) in found["refused"])
+        series = self.series.get(view.series)
+        return series is not None and (
+            str(view.batch) in series["at"] or str(view.batch) in series["refused"]
+        )
 
     def _series(self, view: View) -> dict[str, Any]:
         return self.series.setdefault(view.series, {"at": {}, "refused": {}, "multiple": 1})

@@ -74,10 +74,10 @@ def solve(host: DispatchHost, rows: Sequence[HostTime]) -> DispatchHost:
         spread = np.concatenate([_SPREAD, np.full(len(machines) - 1, _MACHINES)])
         return np.concatenate([np.log(total / measured) / _NOISE, logs / spread])
 
-    found = least_squares(residuals, np.zeros(len(_PARTS) + len(machines) - 1), loss="soft_l1").x
+    solution = least_squares(residuals, np.zeros(len(_PARTS) + len(machines) - 1), loss="soft_l1").x
     constants = {
         name: float(f"{value:.4g}")
-        for name, value in zip(_PARTS, _START * np.exp(found[: len(_PARTS)]), strict=True)
+        for name, value in zip(_PARTS, _START * np.exp(solution[: len(_PARTS)]), strict=True)
     }
     return dataclasses.replace(host, **constants)  # type: ignore[arg-type]
 

@@ -235,11 +235,11 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         """Compute the interval of the step by its parts; of the time that the device is busy what is wider,
         its table or its computing alone."""
         widths = shipped_widths()
-        found = {"step_time_s": bounds(self._shares(step), widths)}
+        intervals = {"step_time_s": bounds(self._shares(step), widths)}
         if "device_busy_s" in table:
             parts = computing_parts(step, self.costs, self.tier(step.layout.job), self._by_roofline(step))
-            found["device_busy_s"] = table["device_busy_s"].widest(bounds(parts, widths))
-        return found
+            intervals["device_busy_s"] = table["device_busy_s"].widest(bounds(parts, widths))
+        return intervals
 
     def _shares(self, step: Step) -> dict[str, float]:
         """The parts of a step that err each in their own way."""

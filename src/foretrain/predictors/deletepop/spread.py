@@ -190,8 +190,8 @@ _BY_KIND = (ATTENTION, CONVOLUTIONS, OTHERS)
 def kinds_of(step: Step) -> tuple[float, ...]:
     """Give the shares of attention, of convolutions and of other kernels than products in the time of
     passes."""
-    found = _by_kind(step)
-    return tuple(found[part] for part in _BY_KIND)
+    shares = _by_kind(step)
+    return tuple(shares[part] for part in _BY_KIND)
 
 
 @functools.lru_cache(maxsize=64)
@@ -239,8 +239,8 @@ def _looked_up(step: Step, costs: LearnedCosts) -> float:
 def _known_calls(
     costs: LearnedCosts, graph: OpGraph, device: Device, precision: str
 ) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = costs.looked_up(graph.operators, device, precision)[graph.operator_index]
-    return found
+    known: npt.NDArray[np.bool_] = costs.looked_up(graph.operators, device, precision)[graph.operator_index]
+    return known
 
 
 def bounds(parts: Mapping[str, float], widths: Mapping[str, Factors]) -> Factors:

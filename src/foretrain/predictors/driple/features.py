@@ -360,8 +360,8 @@ def _output_bytes(operator: Operator) -> float:
 
 def _weight_elements(operator: Operator) -> float:
     """Count the elements of the operator's weight, where it has one."""
-    found = operator.tensor("weight") or operator.tensor("mat2")
-    return float(found.numel) if found is not None else 0.0
+    weight = operator.tensor("weight") or operator.tensor("mat2")
+    return float(weight.numel) if weight is not None else 0.0
 
 
 def _two_rows(pairs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:

@@ -110,8 +110,8 @@ class ReferenceBody(nn.Module):
         hidden = torch.relu(self.enter(nodes))
         for convolution in self.convolutions:
             hidden = self.gru(torch.relu(convolution(hidden, batch.edge_index)), hidden)
-        found: Tensor = self.readout(hidden, batch.batch)
-        return found
+        graphs: Tensor = self.readout(hidden, batch.batch)
+        return graphs
 
 
 def _convolution(kind: Kind) -> nn.Module:
@@ -187,8 +187,8 @@ class Member(nn.Module):
         return self.head[:-1](torch.cat([graph, beside], dim=1)), beside
 
     def outer(self, inner: Tensor, beside: Tensor) -> Tensor:
-        found: Tensor = self.head[-1](inner)
-        return found if self.direct is None else found + self.direct(beside)
+        figures: Tensor = self.head[-1](inner)
+        return figures if self.direct is None else figures + self.direct(beside)
 
     def standardise(self, samples: Samples) -> None:
         """Standardise by mean and deviation; the nodes of the reference by the largest value, as Driple
@@ -403,8 +403,8 @@ def _loss(member: Member, inputs: tuple[Batch, Tensor, Tensor, Tensor]) -> Tenso
 def _apply(member: Member, inputs: tuple[Batch, Tensor, Tensor, Tensor]) -> Array:
     member.eval()
     with torch.no_grad():
-        found: Tensor = member(*inputs[:3]) * member.known * member.target_scale + member.target_mean
-    return np.asarray(found.numpy(), dtype=np.float64)
+        figures: Tensor = member(*inputs[:3]) * member.known * member.target_scale + member.target_mean
+    return np.asarray(figures.numpy(), dtype=np.float64)
 
 
 def batched(samples: Samples) -> tuple[Batch, Tensor, Tensor, Tensor]:

@@ -168,10 +168,10 @@ class DriplePredictor(NeuralPredictor[Learned]):
         data = Cases.of(
             [job], improved=self.mode == "improved", levels=learned.levels, schedules=self._schedules()
         )
-        found: Array = data.figures(network.figures(data.samples()))[0]
+        figures: Array = data.figures(network.figures(data.samples()))[0]
         unknown = set(TARGETS) - set(learned.measured.get(job.cluster.device.name, ()))
-        found[[name in unknown for name in TARGETS]] = math.nan
-        return found
+        figures[[name in unknown for name in TARGETS]] = math.nan
+        return figures
 
     def _network_of(self, job: Job) -> str:
         """The network that answers for a job: its setting's in the reference, its device's else."""
@@ -392,9 +392,9 @@ def _checked(run: Run) -> Run:
 
 
 def _figures(run: Run) -> Array:
-    found = figures_of(run)
-    assert found is not None
-    return found
+    figures = figures_of(run)
+    assert figures is not None
+    return figures
 
 
 _WIDE = (-0.8, -0.4, 0.4, 0.8)

@@ -50,7 +50,7 @@ def transfer(network: Network, samples: Samples, groups: Sequence[str]) -> tuple
         if network.kind == "improved" and len(samples) >= _FEWEST:
             starts.append([one.from_schedule(samples.targets) for one in members])
         left_out = [_left_out(start, samples.targets, groups) for start in starts]
-        best = int(np.argmin([_error(found, samples.targets) for found in left_out]))
+        best = int(np.argmin([_error(forecasts, samples.targets) for forecasts in left_out]))
         chosen, held_out = starts[best], left_out[best]
         gain = (
             borne_out(held_out, samples.targets)
@@ -134,9 +134,9 @@ def _regression(columns: Array, off: Array) -> Array:
     alike, bend = columns @ columns.T, max(BEND * float(np.sqrt((off**2).mean())), 1e-9)
     count = np.ones(len(off))
     for _ in range(_REWEIGHTINGS):
-        found = np.linalg.solve(alike + _RIDGE * np.diag(1 / count), off)
-        count = np.minimum(1.0, bend / np.maximum(np.abs(off - alike @ found), 1e-12))
-    return np.asarray(columns.T @ found)
+        solution = np.linalg.solve(alike + _RIDGE * np.diag(1 / count), off)
+        count = np.minimum(1.0, bend / np.maximum(np.abs(off - alike @ solution), 1e-12))
+    return np.asarray(columns.T @ solution)
 
 
 def _left_out(members: Sequence[_Reading], targets: Array, groups: Sequence[str]) -> Array:

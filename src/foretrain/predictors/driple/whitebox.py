@@ -95,9 +95,9 @@ class Whitebox:
     def figures(self, job: Job) -> Array:
         """Forecast the figures that ``TARGETS`` names; spans as shares of the window."""
         forecast = self.predictor.predict(job)
-        found = figures_in(self.use(forecast))
-        found[_OVER_TIME] *= self._handed_share(forecast)
-        return found
+        figures = figures_in(self.use(forecast))
+        figures[_OVER_TIME] *= self._handed_share(forecast)
+        return figures
 
     def use(self, forecast: Forecast, steps: int | None = None, samples: int | None = None) -> ResourceUse:
         """The resources over a measuring window, or over so many steps in so many samples."""

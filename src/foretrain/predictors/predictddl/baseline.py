@@ -68,10 +68,10 @@ class ParameterSet:
 
     def values(self, logs: Array) -> dict[str, float]:
         """The parameters themselves: what is above a peak or a rate adds to 1, as nothing beats it."""
-        found = np.exp(np.log(list(self.guesses.values())) + logs[: len(self.guesses)])
+        fitted = np.exp(np.log(list(self.guesses.values())) + logs[: len(self.guesses)])
         return {
             name: float(value) + (" above " in name)
-            for name, value in zip(self.guesses, found.tolist(), strict=True)
+            for name, value in zip(self.guesses, fitted.tolist(), strict=True)
         }
 
 

@@ -79,11 +79,11 @@ class GraphEmbedder:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-            found: Array = self.network([primitives(graph)], kind)[0]
-            self._known[key] = found
+            embedded: Array = self.network([primitives(graph)], kind)[0]
+            self._known[key] = embedded
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-            return found
+            return embedded
 
 
 def _form(text: str, name: str) -> Form:
@@ -373,10 +373,10 @@ _digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()
 
 def _digest(graph: OpGraph) -> str:
     """Computed once for as long as the graph is in memory."""
-    found = _digests.get(graph)
-    if found is None:
-        found = _digests[graph] = graph.digest()
-    return found
+    digest = _digests.get(graph)
+    if digest is None:
+        digest = _digests[graph] = graph.digest()
+    return digest
 
 
 def embedding_module() -> ModuleType:

@@ -201,7 +201,7 @@ class RayModelsPredictor(Predictor):
         forecasts_s = self._forecasts_s(jobs) if graphs else None
         tables: dict[Kind, tuple[ScaleTable, Array]] = {}
         rows_of = {
-            kind: [(i, *found) for i, run in enumerate(runs) if (found := _measured(run, kind))]
+            kind: [(i, *measured) for i, run in enumerate(runs) if (measured := _measured(run, kind))]
             for kind in get_args(Kind)
         }
         for kind in ("step", max(_WHOLES, key=lambda whole: len(rows_of[whole]))):

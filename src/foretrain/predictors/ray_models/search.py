@@ -102,8 +102,8 @@ class Trial:
 
 
 def _error(misses: Array) -> float:
-    found = float(np.abs(np.expm1(np.clip(misses, -20, 20))).mean()) if len(misses) else math.inf
-    return found if math.isfinite(found) else math.inf
+    error = float(np.abs(np.expm1(np.clip(misses, -20, 20))).mean()) if len(misses) else math.inf
+    return error if math.isfinite(error) else math.inf
 
 
 # Trying recipes
@@ -153,8 +153,8 @@ def in_turn(labels: Indices) -> list[Part]:
     """A fifth of the labels after the other."""
     order = np.random.default_rng(0).permutation(int(labels.max()) + 1)
     parts = order[labels] % min(_PARTS, len(order))
-    found = [(np.flatnonzero(parts != part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
-    return [part for part in found if len(part[0]) >= _FEWEST]
+    splits = [(np.flatnonzero(parts != part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
+    return [part for part in splits if len(part[0]) >= _FEWEST]
 
 
 def parts_beyond(table: ScaleTable) -> list[Along]:
@@ -240,11 +240,11 @@ def _proposed(
         study.sampler = _sampler(len(trials))
         asked = [study.ask() for _ in range(min(BATCH, budget.trials - len(trials)))]
         recipes = [propose(one, means) for one in asked]
-        found = [trial for (trial,) in crew.run([[recipe] for recipe in recipes])]
-        for one, trial in zip(asked, found, strict=True):
+        tried = [trial for (trial,) in crew.run([[recipe] for recipe in recipes])]
+        for one, trial in zip(asked, tried, strict=True):
             one.set_user_attr(_TRIAL, trial.to_dict())
             study.tell(one, min(trial.inside_error, _HOPELESS) + min(trial.beyond_error, _HOPELESS))
-        trials += found
+        trials += tried
         progress(len(trials), budget.trials)
     return trials
 

@@ -85,11 +85,11 @@ class Region:
 
     @classmethod
     def around(cls, places: Sequence[Place]) -> Self:
-        found: dict[tuple[str, str, str], int] = {}
+        largest: dict[tuple[str, str, str], int] = {}
         for place in places:
             key = place.mode, place.device, place.framework
-            found[key] = max(found.get(key, 0), place.devices)
-        return cls(found)
+            largest[key] = max(largest.get(key, 0), place.devices)
+        return cls(largest)
 
     def trust(self, place: Place) -> Trust:
         """Say how near a job lies; within its own mode, as networks of a mode without runs are not asked."""
@@ -134,11 +134,11 @@ class Correction:
     def raw(self, graphs: Sequence[LayerGraph]) -> Array:
         """Give, of each graph, the mean of the networks' answers."""
         mixings = [mixed(graph) for graph in graphs]
-        found = [
+        answers = [
             [apply(member, graph, mixing) for member in self.members]
             for graph, mixing in zip(graphs, mixings, strict=True)
         ]
-        return np.asarray(np.mean(found, axis=1), dtype=np.float64)
+        return np.asarray(np.mean(answers, axis=1), dtype=np.float64)
 
 
 Mixing = tuple[Array, Array]
@@ -160,9 +160,9 @@ def apply(weights: Weights, graph: LayerGraph, mixing: Mixing) -> float:
     into, out = mixing
 
     def linear(name: str, values: Array) -> Array:
-        found = values @ weights[f"{name}.weight"].T
+        product = values @ weights[f"{name}.weight"].T
         bias = weights.get(f"{name}.bias")
-        return found if bias is None else found + bias
+        return product if bias is None else product + bias
 
     hidden = np.maximum(linear("enter", (graph.nodes - weights["node_mean"]) / weights["node_scale"]), 0.0)
     layer = 0

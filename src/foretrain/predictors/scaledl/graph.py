@@ -87,14 +87,14 @@ class LayerGraph:
 def layer_graph(step: Step) -> LayerGraph:
     """Operator costs summed up by layer and phase, collectives by their team, and the flow of data."""
     layout = step.layout
-    found = _Nodes()
+    nodes = _Nodes()
     stages = _stage_kinds(layout)
     passes = passes_by_kind(layout)
     depth = _depth(layout.graph, max(8, NODES_AT_MOST // len(stages)))
     for number, (stage, alike) in enumerate(stages):
-        _add_stage(found, step, stage, alike, passes, depth, number)
-    _add_messages(found, step, [stage.index for stage, _ in stages])
-    return found.graph(step, next(i for i, (_, alike) in enumerate(stages) if step.busiest in alike))
+        _add_stage(nodes, step, stage, alike, passes, depth, number)
+    _add_messages(nodes, step, [stage.index for stage, _ in stages])
+    return nodes.graph(step, next(i for i, (_, alike) in enumerate(stages) if step.busiest in alike))
 
 
 def _stage_kinds(layout: Layout) -> list[tuple[Stage, list[int]]]:
@@ -171,7 +171,7 @@ _PHASE, _TEAM = 10, 10 + len(PHASES)
 
 
 def _add_stage(
-    found: _Nodes,
+    nodes: _Nodes,
     step: Step,
     stage: Stage,
     alike: Sequence[int],
@@ -230,19 +230,19 @@ def _add_stage(
     for number, one, factor in parts:
         if one.beside_s and (which == number).any():
             rows[np.flatnonzero(which == number)[-1], _DEVICE] += one.beside_s * factor
-    first = found.add(rows, key)
-    _add_flow(found, graph, ops, label, used, phase, first)
+    first = nodes.add(rows, key)
+    _add_flow(nodes, graph, ops, label, used, phase, first)
     order = {number: first + np.flatnonzero(which == number) for number in range(3)}
     for number, name in enumerate(PHASES[:2]):
         if len(order[number]):
             chosen = phase == number
             begin, end = node[chosen][0], node[chosen][-1]
-            found.ends[place, name] = first + int(begin), first + int(end)
-    _add_replicas(found, step, stage, work, times, len(alike), order, key)
+            nodes.ends[place, name] = first + int(begin), first + int(end)
+    _add_replicas(nodes, step, stage, work, times, len(alike), order, key)
 
 
 def _add_flow(
-    found: _Nodes,
+    nodes: _Nodes,
     graph: OpGraph,
     ops: npt.NDArray[np.int64],
     label: npt.NDArray[np.int64],
@@ -259,11 +259,11 @@ def _add_flow(
     kept = (a >= 0) & (b >= 0) & (a != b)
     if kept.any():
         pairs = np.unique(a[kept] * len(used) + b[kept])
-        found.edges.append(first + np.column_stack([pairs // len(used), pairs % len(used)]))
+        nodes.edges.append(first + np.column_stack([pairs // len(used), pairs % len(used)]))
 
 
 def _add_replicas(
-    found: _Nodes, step: Step, stage: Stage, work: Work, times: int, alike: int,
+    nodes: _Nodes, step: Step, stage: Stage, work: Work, times: int, alike: int,
     order: dict[int, npt.NDArray[np.int64]], key: int,
 ) -> None:  # fmt: skip
     """Add what a rank exchanges with its replicas in each phase, and how much of it the device waits for."""
@@ -290,17 +290,17 @@ def _add_replicas(
         rows[0, _SENT] = step.sent["replicas"] * seconds / whole
         rows[0, _OUTSIDE] = layout.teams.data.nodes > 1
         rows[0, _PHASE + number] = rows[0, _TEAM + TEAMS.index("replicas")] = 1.0
-        node = found.add(rows, key)
+        node = nodes.add(rows, key)
         if number == 1:
-            found.join(order[1], [node])
-            found.join([node], order[2].tolist())
+            nodes.join(order[1], [node])
+            nodes.join([node], order[2].tolist())
         elif number == 0:
-            found.join([node], order[0].tolist())
+            nodes.join([node], order[0].tolist())
         else:
-            found.join(order[2], [node])
+            nodes.join(order[2], [node])
 
 
-def _add_messages(found: _Nodes, step: Step, kinds: Sequence[int]) -> None:
+def _add_messages(nodes: _Nodes, step: Step, kinds: Sequence[int]) -> None:
     """Between stages of a pipeline: what each pass hands on, once for every pair of kinds that meet."""
     layout = step.layout
     if len(layout.stages) == 1:
@@ -310,22 +310,22 @@ def _add_messages(found: _Nodes, step: Step, kinds: Sequence[int]) -> None:
     size = step.sent["stages"] / (2.0 if trains else 1.0)
     seconds = float(layout.network.time_s("send", size / times, stages)) * layout.tuning.team(stages)
     seconds = (seconds + layout.tuning.message_s) * times
-    order = [place for place in kinds if (place, "forward") in found.ends]
+    order = [place for place in kinds if (place, "forward") in nodes.ends]
     for number, name in enumerate(PHASES[: 2 if trains else 1]):
         for before, after in zip(order, [*order[1:], order[-1]], strict=True):
             if before == after and len(layout.stages) == len(order):
                 continue
-            ends = [found.ends.get((place, name)) for place in (before, after)]
+            ends = [nodes.ends.get((place, name)) for place in (before, after)]
             if ends[0] is None or ends[1] is None:
                 continue
             rows = _rows(1, 1)
             rows[0, _DEVICE], rows[0, _SENT], rows[0, _OUTSIDE] = seconds, size, leaves
             rows[0, _EXPOSED] = 0.5
             rows[0, _PHASE + number] = rows[0, _TEAM + TEAMS.index("stages")] = 1.0
-            node = found.add(rows, kinds.index(before))
+            node = nodes.add(rows, kinds.index(before))
             sender, reader = (ends[0], ends[1]) if name == "forward" else (ends[1], ends[0])
-            found.join([sender[1]], [node])
-            found.join([node], [reader[0]])
+            nodes.join([sender[1]], [node])
+            nodes.join([node], [reader[0]])
 
 
 # What a graph has whatever the plan
@@ -351,8 +351,8 @@ def _groups(graph: OpGraph, depth: int) -> tuple[npt.NDArray[np.int64], tuple[st
     """Number, by op, its layer in order of first use; and give the names."""
     numbers: dict[str, int] = {}
     cut = {layer: _cut(layer, depth) for layer in {op.layer for op in graph.ops}}
-    found = [numbers.setdefault(cut[op.layer], len(numbers)) for op in graph.ops]
-    return np.array(found, dtype=np.int64), tuple(numbers)
+    group_of = [numbers.setdefault(cut[op.layer], len(numbers)) for op in graph.ops]
+    return np.array(group_of, dtype=np.int64), tuple(numbers)
 
 
 @functools.lru_cache(maxsize=64)

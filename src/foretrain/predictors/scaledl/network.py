@@ -178,8 +178,8 @@ def _weights(places: Sequence[Place]) -> Array:
     """Places count with the root of their number of runs, so that none decides alone."""
     keys = [(place.mode, place.device, place.framework) for place in places]
     counts = Counter(keys)
-    found = np.array([1.0 / np.sqrt(counts[key]) for key in keys])
-    return np.asarray(found / found.mean())
+    weights = np.array([1.0 / np.sqrt(counts[key]) for key in keys])
+    return np.asarray(weights / weights.mean())
 
 
 def _folds(known: Sequence[Known], seed: int) -> list[set[int]]:
@@ -209,7 +209,7 @@ def _dealt(labels: Sequence[str], seed: int) -> list[set[int]]:
 
 def _largest(places: Sequence[Place]) -> set[int]:
     """List, of each place, the runs on the largest third of the numbers of devices."""
-    found: set[int] = set()
+    largest: set[int] = set()
     groups: dict[tuple[str, str], list[int]] = {}
     for i, place in enumerate(places):
         groups.setdefault((place.device, place.framework), []).append(i)
@@ -217,8 +217,8 @@ def _largest(places: Sequence[Place]) -> set[int]:
         sizes = sorted({places[i].devices for i in mine})
         if len(sizes) > 1:
             limit = sizes[-1 - max(1, len(sizes) // 3)]
-            found |= {i for i in mine if places[i].devices > limit}
-    return found
+            largest |= {i for i in mine if places[i].devices > limit}
+    return largest
 
 
 def _trained(
@@ -309,23 +309,23 @@ class _HeldOut:
             (trust, self.known[i].target - gates[trust] * answer, counted[i])
             for i, trust, answer in self.rows
         ]
-        found: dict[Trust, Factors] = {}
+        factors_of: dict[Trust, Factors] = {}
         for trust in TRUSTS:
             mine = [row for row in left if row[0] == trust]
             if len(mine) >= _LEAST and trust != "neither":
                 logs, weights = (np.array([row[i] for row in mine]) for i in (1, 2))
-                found[trust] = intervals(np.exp(logs), weights)
+                factors_of[trust] = intervals(np.exp(logs), weights)
         widest = _UNKNOWN
-        for one in found.values():
+        for one in factors_of.values():
             widest = widest.widest(one)
-        return {trust: found.get(trust, widest) for trust in TRUSTS}
+        return {trust: factors_of.get(trust, widest) for trust in TRUSTS}
 
     def of_families(self, gates: Mapping[Trust, float]) -> Array:
         """Give the first answer about each run."""
-        found = np.zeros(len(self.known))
+        answers = np.zeros(len(self.known))
         for i, trust, answer in reversed(self.rows):
-            found[i] = gates[trust] * answer
-        return found
+            answers[i] = gates[trust] * answer
+        return answers
 
 
 def _error(logs: Array, weights: Array) -> float:
