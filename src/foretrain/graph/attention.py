@@ -142,13 +142,13 @@ def _find(graph: OpGraph, layer: str) -> _Attention | None:
 def _score_sizes(graph: OpGraph, own: Sequence[int]) -> set[int]:
     """Read the sizes of the scores as the product makes and as the softmax takes them: with a sink, a column
     more."""
-    made = 0
+    from_product = 0
     for i in own:
         operator = graph.ops[i].operator
         if _is_product(operator.name):
-            made = operator.outputs[0].numel
+            from_product = operator.outputs[0].numel
         if operator.name == "_softmax":
-            return {made, operator.outputs[0].numel}
+            return {from_product, operator.outputs[0].numel}
     return set()
 
 

@@ -47,12 +47,12 @@ def _expanded(graph: OpGraph, rule: Rule) -> OpGraph:
     ops: list[Op] = []
     first: list[int] = []
     last: list[int] = []
-    made: list[Buffer] = []
+    new_buffers: list[Buffer] = []
     cache: dict[tuple[object, ...], Operator] = {}
 
     def new(spec: TensorSpec, category: Category) -> int:
-        made.append(Buffer(spec.size_bytes, category, 0, 0))
-        return len(graph.buffers) + len(made) - 1
+        new_buffers.append(Buffer(spec.size_bytes, category, 0, 0))
+        return len(graph.buffers) + len(new_buffers) - 1
 
     for op in graph.ops:
         first.append(len(ops))
@@ -78,7 +78,7 @@ def _expanded(graph: OpGraph, rule: Rule) -> OpGraph:
 
     own = [
         dataclasses.replace(buffer, born=min(touched[number]), dies=max(touched[number]))
-        for number, buffer in enumerate(made, start=len(graph.buffers))
+        for number, buffer in enumerate(new_buffers, start=len(graph.buffers))
     ]
     buffers = [moved(number, buffer) for number, buffer in enumerate(graph.buffers)]
     return dataclasses.replace(graph, ops=tuple(ops), buffers=(*buffers, *own))
@@ -271,12 +271,12 @@ def _without_copies(graph: OpGraph) -> OpGraph:
         if op.phase != "forward" or op.operator.name != "clone" or len(op.reads) != 1 or len(op.writes) != 1:
             continue
         (old,), (copy,) = op.reads, op.writes
-        made = [one for one in writers[old] if one < index]
+        earlier = [one for one in writers[old] if one < index]
         over = [one for one in writers[old] if one > index]
         used = [one for one in readers[old] if one < index or (over and index < one < over[0])]
-        if len(made) != 1 or len(over) != 1 or used or buffers[old].born < 0:
+        if len(earlier) != 1 or len(over) != 1 or used or buffers[old].born < 0:
             continue
-        first, last = made[0], over[0]
+        first, last = earlier[0], over[0]
         ops[first] = dataclasses.replace(ops[first], writes=_renamed(ops[first].writes, old, copy))
         ops[last] = dataclasses.replace(ops[last], reads=_renamed(ops[last].reads, old, copy))
         view = dataclasses.replace(op.operator, launches=False, bytes_read=0, bytes_written=0)

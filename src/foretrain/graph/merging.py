@@ -57,10 +57,10 @@ def with_fused_accumulation(graph: OpGraph) -> OpGraph:
     edit = Edit(graph)
     for i, op in enumerate(graph.ops):
         if op.phase == "backward" and op.operator.name == "add_" and _is_gradient(graph, op.reads[:1]):
-            made = [number for number in op.reads[1:] if graph.buffers[number].born >= 0]
-            if len(made) == 1 and op.writes == op.reads[:1]:
+            new_gradients = [number for number in op.reads[1:] if graph.buffers[number].born >= 0]
+            if len(new_gradients) == 1 and op.writes == op.reads[:1]:
                 edit.drop(i)
-                edit.rename(made[0], op.writes[0])
+                edit.rename(new_gradients[0], op.writes[0])
     return edit.graph()
 
 

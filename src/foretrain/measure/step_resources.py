@@ -107,11 +107,11 @@ class Session:
         }
         loading: dict[str, Any] = {}
         if feed is not None and loader is not None:
-            made = sorted(feed.made_in_s)
+            making_s = sorted(feed.made_in_s)
             loading = {
                 "loader": loader.kind,
                 "loader_batch_bytes": feed.size_bytes,
-                "loader_made_in_s": [made[0], statistics.median(made), made[-1]],
+                "loader_made_in_s": [making_s[0], statistics.median(making_s), making_s[-1]],
             }
         provenance = {
             "source": "foretrain measure steps --resources",

@@ -194,16 +194,16 @@ class Predictor(ABC):
             raise InputError(f"{folder / FILE}: {cls.name}: has nothing to learn, so nothing was saved")
         try:
             with libraries_named(cls.name, "learn"):
-                made = cls._read(folder, document)
+                loaded = cls._read(folder, document)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
             raise InputError(f"{folder}: not a {cls.name} of this version ({why}); fit it again") from error
-        made.records_ = None
+        loaded.records_ = None
         if (folder / EVIDENCE).exists():
             from foretrain.predictors.records import Records
 
-            made.records_ = Records.read(folder / EVIDENCE)
-        return made
+            loaded.records_ = Records.read(folder / EVIDENCE)
+        return loaded
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
         """Write the predictor's own files, each atomically; returns what else ``predictor.json`` is to

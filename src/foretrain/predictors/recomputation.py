@@ -102,11 +102,11 @@ def _of_own_code(step: Step) -> Recomputation:
 def _read_later(layout: Layout, again: set[int]) -> float:
     """Bytes that calls which run again make for those that run once."""
     ops, buffers = layout.graph.ops, layout.graph.buffers
-    made = {buffer for i in again for buffer in ops[i].writes}
-    last = max(buffers[buffer].dies for buffer in made) if made else 0
+    results = {buffer for i in again for buffer in ops[i].writes}
+    last = max(buffers[buffer].dies for buffer in results) if results else 0
     later = range(min(again), min(last + 1, len(ops)))
     read = {buffer for i in later if not ops[i].recomputed for buffer in ops[i].reads}
-    return float(sum(buffers[buffer].size_bytes for buffer in made & read))
+    return float(sum(buffers[buffer].size_bytes for buffer in results & read))
 
 
 def _layers(step: Step, plain: Step) -> Iterator[LayerRecomputation]:

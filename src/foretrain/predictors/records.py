@@ -166,9 +166,9 @@ class Records:
         terms["device"] = terms["device"] + self.document["far_from"] * other
         for name, (low, high) in self._sizes.items():
             if name in key.sizes:
-                here = math.log(key.sizes[name])
+                log_size = math.log(key.sizes[name])
                 terms[name] = self.weights[name] * np.nan_to_num(
-                    np.maximum(np.maximum(low - here, here - high), 0)
+                    np.maximum(np.maximum(low - log_size, log_size - high), 0)
                 )
         return terms
 

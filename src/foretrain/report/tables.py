@@ -52,10 +52,10 @@ def evaluation_tables(results: Sequence[Mapping[str, Any]], *, wide: bool = Fals
         by_file.setdefault(result["runs_file"], []).append(result)
     tables = []
     for file, of_file in by_file.items():
-        made = _errors_table(of_file, wide=wide)
+        errors = _errors_table(of_file, wide=wide)
         if len(by_file) > 1:
-            made.title, made.title_justify, made.title_style = Text(file), "left", "bold"
-        tables.append(made)
+            errors.title, errors.title_justify, errors.title_style = Text(file), "left", "bold"
+        tables.append(errors)
     return Group(*tables)
 
 

@@ -287,10 +287,10 @@ def _to_stages(layout: Layout, stage: Stage) -> float:
     }
     nobody, sent = (stage.index, 0), 0
     for number in range(len(stage.chunks)):
-        copy, here = place(schedule, stage.index, number, count)
-        above, below = (places.get(ChunkPlace(copy, here + by), nobody) for by in (-1, 1))
+        copy, number_in_model = place(schedule, stage.index, number, count)
+        above, below = (places.get(ChunkPlace(copy, number_in_model + by), nobody) for by in (-1, 1))
         if below[0] != stage.index:
-            sent += places[ChunkPlace(copy, here)][1]
+            sent += places[ChunkPlace(copy, number_in_model)][1]
         if layout.job.trains and above[0] != stage.index:
             sent += above[1]
     return float(sent)

@@ -132,8 +132,8 @@ class ShardBuffers:
             return Whole(sum(self.gradients[j] + self.reduced[j] for j in root), 0.0)
         beside = self.backward(i)
         sent = self.reduced[i + 1] if i + 1 < len(self.blocks) and not self._in_root(i + 1) else 0.0
-        here = beside.here - self.parameters[i] - sent + self.gradients[i] + self.reduced[i]
-        return Whole(here, beside.aside)
+        on_stream = beside.here - self.parameters[i] - sent + self.gradients[i] + self.reduced[i]
+        return Whole(on_stream, beside.aside)
 
     def _in_root(self, i: int) -> bool:
         return not self.splits_root and not self.blocks[i].is_layer

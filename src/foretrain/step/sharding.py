@@ -56,9 +56,9 @@ def neighbours(members: Team, size: int, field: str, value: int) -> Team:
     if size < 1 or members.size % size:
         raise InputError(f"{field}: {value} does not divide the {members.size} ranks that share parameters")
     nodes = next(n for n in range(1, size + 1) if size % n == 0 and members.per_node % (size // n) == 0)
-    here = size // nodes
+    per_node = size // nodes
     return dataclasses.replace(
-        members, per_node=here, nodes=nodes, sharing=members.sharing * members.per_node // here
+        members, per_node=per_node, nodes=nodes, sharing=members.sharing * members.per_node // per_node
     )
 
 

@@ -72,7 +72,7 @@ def write(job: Job) -> TargetFiles:
 
 
 def _with_deepspeed(job: Job) -> TargetFiles:
-    made = write_deepspeed(job)
+    of_deepspeed = write_deepspeed(job)
     config = {
         **_processes(job, "DEEPSPEED"),
         "deepspeed_config": {
@@ -81,15 +81,15 @@ def _with_deepspeed(job: Job) -> TargetFiles:
             "deepspeed_multinode_launcher": "standard",
         },
     }
-    files = {name: text for name, text in made.files.items() if name != "hostfile"}
-    about = {name: words for name, words in made.about.items() if name != "hostfile"}
+    files = {name: text for name, text in of_deepspeed.files.items() if name != "hostfile"}
+    about = {name: words for name, words in of_deepspeed.about.items() if name != "hostfile"}
     return TargetFiles(
         launcher="accelerate",
         command=trainer_command(job),
         files={**files, "accelerate.yaml": _yaml(config)},
         about={"accelerate.yaml": "processes, run by DeepSpeed", **about},
         stamps=("accelerate", "deepspeed", "transformers", "torch"),
-        notes=made.notes,
+        notes=of_deepspeed.notes,
     )
 
 

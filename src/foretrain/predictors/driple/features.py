@@ -90,7 +90,9 @@ def without_network(figures: Array) -> Array:
     """The figures of jobs in which nothing goes over the network: idle throughout."""
     result = figures.copy()
     result[..., NETWORK_FIGURES] = [
-        float(name.endswith("idle_s")) for name, there in zip(TARGETS, NETWORK_FIGURES, strict=True) if there
+        float(name.endswith("idle_s"))
+        for name, is_of_network in zip(TARGETS, NETWORK_FIGURES, strict=True)
+        if is_of_network
     ]
     return result
 

@@ -310,9 +310,9 @@ def borne_out(held_out: Array, targets: Array) -> Array:
     them worse is left out but for a trace."""
     trust = np.ones(targets.shape[1])
     for figure in range(targets.shape[1]):
-        there = np.isfinite(targets[:, figure]) & np.isfinite(held_out[:, figure])
-        if there.sum() >= ENOUGH:
-            wanted, learned = targets[there, figure], held_out[there, figure]
+        measured = np.isfinite(targets[:, figure]) & np.isfinite(held_out[:, figure])
+        if measured.sum() >= ENOUGH:
+            wanted, learned = targets[measured, figure], held_out[measured, figure]
             off = [float(np.abs(wanted - gain * learned).mean()) for gain in _GAINS]
             trust[figure] = _GAINS[int(np.argmin(off))]
     return trust
@@ -350,28 +350,28 @@ def _learn(member: Member, inside: Samples, outside: Samples | None, schedule: S
     error; the rate falls along a cosine."""
     optimizer = torch.optim.AdamW(member.parameters(), lr=schedule.rates[0], weight_decay=schedule.decay)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, schedule.epochs)
-    whole, there = batched(inside), batched(outside) if outside is not None else None
+    whole, held_out = batched(inside), batched(outside) if outside is not None else None
     best, state, since = np.inf, copy.deepcopy(member.state_dict()), 0
     for epoch in range(schedule.epochs):
         tell("epochs of a network (it may end earlier)", epoch, schedule.epochs)
         member.train()
-        for here in [whole] if schedule.batch is None else _batches(inside, schedule.batch):
+        for batch in [whole] if schedule.batch is None else _batches(inside, schedule.batch):
             optimizer.zero_grad()
-            loss = _loss(member, here)
+            loss = _loss(member, batch)
             loss.backward()
             nn.utils.clip_grad_norm_(member.parameters(), 5.0)
             optimizer.step()
         falling.step()
-        if there is None or epoch % 2:
+        if held_out is None or epoch % 2:
             continue
         member.eval()
         with torch.no_grad():
-            error = float(_loss(member, there))
+            error = float(_loss(member, held_out))
         if error < best:
             best, state, since = error, copy.deepcopy(member.state_dict()), epoch
         elif epoch - since >= schedule.patience:
             break
-    if there is not None:
+    if held_out is not None:
         member.load_state_dict(state)
     return float(best)
 

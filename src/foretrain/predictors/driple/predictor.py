@@ -226,13 +226,13 @@ class DriplePredictor(NeuralPredictor[Learned]):
             start = before.networks.get(key)
             if start is None:
                 start = tailoring.silenced(next(iter(before.networks.values())))
-            here = data.part(rows)
+            cases = data.part(rows)
             families = [kin[i] for i in rows]
             groups = families if len(set(families)) > 1 else [steps[i] for i in rows]
-            networks[key], held_out[rows] = tailoring.transfer(start, here.samples(), groups)
-            as_it_was = here.figures(start.figures(here.samples()))
+            networks[key], held_out[rows] = tailoring.transfer(start, cases.samples(), groups)
+            as_it_was = cases.figures(start.figures(cases.samples()))
             self.transfers_.append(
-                TransferCheck.of(key, len(rows), as_it_was, here.figures(held_out[rows]), here.measured)
+                TransferCheck.of(key, len(rows), as_it_was, cases.figures(held_out[rows]), cases.measured)
             )
         return networks, held_out
 
@@ -251,7 +251,9 @@ class DriplePredictor(NeuralPredictor[Learned]):
         devices = np.array([run.job.cluster.device.name for run in runs])
         for device in sorted(set(devices.tolist())):
             present = np.isfinite(data.measured[devices == device]).any(axis=0)
-            measured[device] = tuple(name for name, there in zip(TARGETS, present, strict=True) if there)
+            measured[device] = tuple(
+                name for name, is_measured in zip(TARGETS, present, strict=True) if is_measured
+            )
         settings = frozenset(setting_of(run.job) for run in runs) | (
             before.settings if before else frozenset()
         )

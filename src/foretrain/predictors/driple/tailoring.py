@@ -123,9 +123,9 @@ class _Reading:
         size_of = np.repeat([1.0, *sizes], [1, *(one.shape[1] for one in self.columns)])
         off = targets - self.figures(weights)
         for figure in range(targets.shape[1]):
-            there = np.isfinite(off[:, figure])
-            if there.any():
-                weights[:, figure] += _regression(columns[there], off[there, figure]) / size_of
+            measured = np.isfinite(off[:, figure])
+            if measured.any():
+                weights[:, figure] += _regression(columns[measured], off[measured, figure]) / size_of
         return weights
 
 

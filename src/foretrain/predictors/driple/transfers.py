@@ -26,9 +26,9 @@ class TransferCheck:
         off = [np.abs(scaled(one) - scaled(measured)) for one in (before, after)]
         errors = {}
         for i, name in enumerate(TARGETS):
-            there = np.isfinite(off[0][:, i]) & np.isfinite(off[1][:, i])
-            if there.any() and np.ptp(measured[there, i]) > 0:
-                errors[name] = float(off[0][there, i].mean()), float(off[1][there, i].mean())
+            comparable = np.isfinite(off[0][:, i]) & np.isfinite(off[1][:, i])
+            if comparable.any() and np.ptp(measured[comparable, i]) > 0:
+                errors[name] = float(off[0][comparable, i].mean()), float(off[1][comparable, i].mean())
         return cls(network=network, runs=runs, errors=errors)
 
     def report(self) -> Report:

@@ -89,9 +89,9 @@ class LeftOut:
             away += weights[name] * np.array([one.fields[name] != key.fields[name] for one in self.keys])
         for name in SIZES:
             if name in key.sizes:
-                here = key.sizes[name]
+                size = key.sizes[name]
                 away += weights[name] * np.array(
-                    [abs(math.log(one.sizes[name] / here)) if name in one.sizes else 0.0 for one in self.keys]
+                    [abs(math.log(one.sizes[name] / size)) if name in one.sizes else 0.0 for one in self.keys]
                 )
         return away
 

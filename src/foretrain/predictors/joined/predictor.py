@@ -360,19 +360,22 @@ class JoinedPredictor(Predictor):
         joining = document.get("joining", {})
         if joining:
             joining = {**joining, "predictors": tuple(joining["predictors"])}
-        made = cls(joining=Joining(**joining))
-        made._families = frozenset(document["forgotten"]["families"])
-        made._devices = frozenset(document["forgotten"]["devices"])
-        made.known_, made.tried_ = Known.from_dict(document["known"]), LeftOut.from_dict(document["tried"])
-        names = [name for name in made.tried_.members if name != SHIPPED]
-        made.members_ = Members.load(
-            folder / "members", document["members"], names, made._families, made._devices
+        loaded = cls(joining=Joining(**joining))
+        loaded._families = frozenset(document["forgotten"]["families"])
+        loaded._devices = frozenset(document["forgotten"]["devices"])
+        loaded.known_, loaded.tried_ = (
+            Known.from_dict(document["known"]),
+            LeftOut.from_dict(document["tried"]),
+        )
+        names = [name for name in loaded.tried_.members if name != SHIPPED]
+        loaded.members_ = Members.load(
+            folder / "members", document["members"], names, loaded._families, loaded._devices
         )
         if document.get("figures"):
-            made.figures_ = DriplePredictor.load(folder / "members" / RESOURCES)
-        made.weightings_, made.held_ = dict(document["ways"]), document["held"]
-        made.missed_ = np.array(document["missed"], dtype=np.float64)
-        return made
+            loaded.figures_ = DriplePredictor.load(folder / "members" / RESOURCES)
+        loaded.weightings_, loaded.held_ = dict(document["ways"]), document["held"]
+        loaded.missed_ = np.array(document["missed"], dtype=np.float64)
+        return loaded
 
 
 def _mean_of(spreads: Sequence[tuple[float, Factors]]) -> Factors:

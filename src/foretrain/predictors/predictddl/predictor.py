@@ -328,16 +328,16 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
             tensors = load((folder / _ARRAYS).read_bytes())
         except (OSError, ValueError, SafetensorError) as error:
             raise InputError(f"{folder / _ARRAYS}: cannot be read ({error})") from error
-        made = cls(form=document["form"], embedding=folder / _EMBEDDING if document["embedding"] else None)
-        made.fresh = False
+        loaded = cls(form=document["form"], embedding=folder / _EMBEDDING if document["embedding"] else None)
+        loaded.fresh = False
         try:
-            made.learned_ = {
+            loaded.learned_ = {
                 facts["type"]: Trained.read(facts, starting_with(tensors, f"{number}/"))
                 for number, facts in enumerate(document["types"])
             }
         except KeyError as error:
             raise InputError(f"{folder}: lacks {error.args[0]!r}; fit it again") from error
-        return made
+        return loaded
 
 
 # What is kept

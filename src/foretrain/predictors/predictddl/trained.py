@@ -298,8 +298,12 @@ def _nearest(
     columns; what never varied counts in units of its own, and only where it differs."""
     varies = np.isfinite(model.deviation)
     units = np.where(varies, model.deviation, _COLUMN_UNIT)
-    here, there = ((figures - model.mean) / units for figures in (rows, others))
-    squares = (here**2).sum(axis=1)[:, None] + (there**2).sum(axis=1)[None] - 2 * here @ there.T
+    scaled_rows, scaled_others = ((figures - model.mean) / units for figures in (rows, others))
+    squares = (
+        (scaled_rows**2).sum(axis=1)[:, None]
+        + (scaled_others**2).sum(axis=1)[None]
+        - 2 * scaled_rows @ scaled_others.T
+    )
     return np.asarray(np.sqrt(np.maximum(squares.min(axis=1), 0.0) / max(int(varies.sum()), 1)))
 
 

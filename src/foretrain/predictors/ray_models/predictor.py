@@ -254,17 +254,17 @@ class RayModelsPredictor(Predictor):
             raise InputError(f"{folder}: does not say what its runs have; fit it again")
         if any("whole" in kept["models"] for kept in document["workloads"].values()):
             raise InputError(f"{folder}: does not tell epochs from whole trainings; fit it again")
-        made = cls(physics=document["physics"])
+        loaded = cls(physics=document["physics"])
         if document.get("own_physics", False):
-            made._physics, made._own_physics = predictors.get(folder / _PHYSICS), True
-        made.workloads_ = {
+            loaded._physics, loaded._own_physics = predictors.get(folder / _PHYSICS), True
+        loaded.workloads_ = {
             key: ScaledWorkload(
                 label=kept["label"], physics=kept["physics"], encoding=Encoding.from_dict(kept["encoding"]),
                 models={kind: ScaleModel.from_dict(model) for kind, model in kept["models"].items()},
             )
             for key, kept in document["workloads"].items()
         }  # fmt: skip
-        return made
+        return loaded
 
 
 def _check(job: Job) -> None:

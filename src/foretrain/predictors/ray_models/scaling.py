@@ -201,9 +201,9 @@ def _choose(
     return Blend(recipes=chosen, weights=tuple(weights.tolist()), spread=spread_of_misses(blend)), blend
 
 
-def _merit(recipe: Recipe, here: float, there: float) -> float:
+def _merit(recipe: Recipe, own_side: float, other_side: float) -> float:
     steady = recipe.mean != "none" or recipe.technique == "gaussian process"
-    return ((1 - _OTHER_SIDE) * here + _OTHER_SIDE * there) * (1.0 if steady else _UNSTEADY)
+    return ((1 - _OTHER_SIDE) * own_side + _OTHER_SIDE * other_side) * (1.0 if steady else _UNSTEADY)
 
 
 def spread_of_misses(misses: Array) -> Factors:

@@ -72,9 +72,9 @@ class Place:
         """Whether its devices are those; one that tells no machine may be any."""
         if self.device == device:
             return True
-        mine, _, machine = self.device.partition(_MACHINE)
+        kind, _, machine = self.device.partition(_MACHINE)
         other, _, known = device.partition(_MACHINE)
-        return mine == other and not (machine and known)
+        return kind == other and not (machine and known)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +93,14 @@ class Region:
 
     def trust(self, place: Place) -> Trust:
         """Say how near a job lies; within its own mode, as networks of a mode without runs are not asked."""
-        mine = {key[1:]: most for key, most in self.largest.items() if key[0] == place.mode}
-        here = {key: most for key, most in mine.items() if place.is_on(key[0])}
-        known = [most for (_, framework), most in here.items() if framework == place.framework]
+        of_mode = {key[1:]: most for key, most in self.largest.items() if key[0] == place.mode}
+        on_device = {key: most for key, most in of_mode.items() if place.is_on(key[0])}
+        known = [most for (_, framework), most in on_device.items() if framework == place.framework]
         if known:
             return "seen" if place.devices <= max(known) else "larger"
-        if here:
+        if on_device:
             return "device"
-        return "framework" if any(framework == place.framework for _, framework in mine) else "neither"
+        return "framework" if any(framework == place.framework for _, framework in of_mode) else "neither"
 
     @property
     def modes(self) -> frozenset[str]:

@@ -359,8 +359,8 @@ def _groups(graph: OpGraph, depth: int) -> tuple[npt.NDArray[np.int64], tuple[st
 def _flow(graph: OpGraph) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Pairs of ops, the second of which reads what the first one wrote."""
     pairs = [(source, i) for i in range(len(graph.ops)) for source in graph.producers(i)]
-    made = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return made[:, 0].copy(), made[:, 1].copy()
+    edges = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return edges[:, 0].copy(), edges[:, 1].copy()
 
 
 @functools.lru_cache(maxsize=64)

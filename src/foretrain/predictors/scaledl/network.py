@@ -213,11 +213,11 @@ def _largest(places: Sequence[Place]) -> set[int]:
     groups: dict[tuple[str, str], list[int]] = {}
     for i, place in enumerate(places):
         groups.setdefault((place.device, place.framework), []).append(i)
-    for mine in groups.values():
-        sizes = sorted({places[i].devices for i in mine})
+    for group in groups.values():
+        sizes = sorted({places[i].devices for i in group})
         if len(sizes) > 1:
             limit = sizes[-1 - max(1, len(sizes) // 3)]
-            largest |= {i for i in mine if places[i].devices > limit}
+            largest |= {i for i in group if places[i].devices > limit}
     return largest
 
 
@@ -311,9 +311,9 @@ class _HeldOut:
         ]
         factors_of: dict[Trust, Factors] = {}
         for trust in TRUSTS:
-            mine = [row for row in left if row[0] == trust]
-            if len(mine) >= _LEAST and trust != "neither":
-                logs, weights = (np.array([row[i] for row in mine]) for i in (1, 2))
+            of_trust = [row for row in left if row[0] == trust]
+            if len(of_trust) >= _LEAST and trust != "neither":
+                logs, weights = (np.array([row[i] for row in of_trust]) for i in (1, 2))
                 factors_of[trust] = intervals(np.exp(logs), weights)
         widest = _UNKNOWN
         for one in factors_of.values():
