@@ -225,12 +225,12 @@ def _scaled(
         raise invalid("--scale", f"{wrong[0]:g}", "above 0 and at most 1")
     whole = job.workload.training
 
-    def row(one: Job) -> Mapping[str, float]:
-        training = one.workload.training
+    def row(candidate: Job) -> Mapping[str, float]:
+        training = candidate.workload.training
         share = training.global_batch / whole.global_batch
         if whole.samples is not None and training.samples is not None:
             share = training.samples / whole.samples
-        return ernest_row(one.cluster.world_size, share)
+        return ernest_row(candidate.cluster.world_size, share)
 
     wanted = cells_of_jobs([scaled(job, count, share) for count, share in points])
     name = job.workload.model.label

@@ -73,21 +73,24 @@ def fit_costs(
     catalog = Catalog.load()
     samples: dict[str, list[_Sample]] = {}
     keys: dict[str, dict[int, tuple[float, int]]] = {}
-    for one in operators:
-        device = catalog.device(one.device, "device")
+    for operator in operators:
+        device = catalog.device(operator.device, "device")
         if (
             device.is_cpu
-            or one.device_s <= 0
-            or (one.device_s < _EVENT_TIMED_S and device.name in _EVENT_TIMED)
+            or operator.device_s <= 0
+            or (operator.device_s < _EVENT_TIMED_S and device.name in _EVENT_TIMED)
         ):
             continue
-        described = describe(one, device, one.precision)
-        samples.setdefault(described.family, []).append(_Sample(one, described, one.device_s))
-        if one.key or described.family == SCALED_PRODUCT:
-            for slower in _slower_memory(one, device):
+        described = describe(operator, device, operator.precision)
+        samples.setdefault(described.family, []).append(_Sample(operator, described, operator.device_s))
+        if operator.key or described.family == SCALED_PRODUCT:
+            for slower in _slower_memory(operator, device):
                 samples.setdefault(slower.described.family, []).append(slower)
-        if one.key:
-            keys.setdefault(device.name, {})[int(one.key[:16], 16)] = (one.device_s, one.kernels or 1)
+        if operator.key:
+            keys.setdefault(device.name, {})[int(operator.key[:16], 16)] = (
+                operator.device_s,
+                operator.kernels or 1,
+            )
     counts: dict[str, int] = {}
     for sample in (sample for group in samples.values() for sample in group):
         counts[sample.operator.device] = counts.get(sample.operator.device, 0) + (not sample.virtual)
@@ -118,7 +121,7 @@ def fit_costs(
     )
 
 
-def _slower_memory(one: MeasuredOperator, device: Device) -> Iterator[_Sample]:
+def _slower_memory(operator: MeasuredOperator, device: Device) -> Iterator[_Sample]:
     """The operator on the same device with slower memory, for devices with less bandwidth per multiprocessor.
 
     A kernel that the multiprocessors bound takes as long as before, until the memory bounds it. Families that
@@ -126,10 +129,10 @@ def _slower_memory(one: MeasuredOperator, device: Device) -> Iterator[_Sample]:
     """
     for share in _SLOWER:
         slow = dataclasses.replace(device, memory_bytes_per_s=device.memory_bytes_per_s * share)
-        described = describe(one, slow, one.precision)
-        memory_s = one.bytes / (slow.memory_bytes_per_s * slow.sustained_memory)
-        seconds = (one.device_s**_SHARPNESS + memory_s**_SHARPNESS) ** (1 / _SHARPNESS)
-        yield _Sample(one, described, seconds, virtual=True)
+        described = describe(operator, slow, operator.precision)
+        memory_s = operator.bytes / (slow.memory_bytes_per_s * slow.sustained_memory)
+        seconds = (operator.device_s**_SHARPNESS + memory_s**_SHARPNESS) ** (1 / _SHARPNESS)
+        yield _Sample(operator, described, seconds, virtual=True)
 
 
 def _fit(
@@ -202,10 +205,10 @@ def _lookup(table: dict[int, tuple[float, int]]) -> Lookup:
 def _kernel_kinds(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
     """The mean number of kernels of each kind of operator and, for kinds never seen, of each name."""
     counts_by_kind: dict[str, list[int]] = {}
-    for one in operators:
-        if one.kernels is not None and not traits(one.name).multi_tensor:
-            for kind in (one.name, kernel_kind(one.name, one.inputs)):
-                counts_by_kind.setdefault(kind, []).append(one.kernels)
+    for operator in operators:
+        if operator.kernels is not None and not traits(operator.name).multi_tensor:
+            for kind in (operator.name, kernel_kind(operator.name, operator.inputs)):
+                counts_by_kind.setdefault(kind, []).append(operator.kernels)
     return {kind: round(float(np.mean(counts)), 2) for kind, counts in sorted(counts_by_kind.items())}
 
 
@@ -234,11 +237,11 @@ def kernel_models(
 def dispatch_costs(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
     """Median host seconds by operator name; of multi-tensor operators per tensor."""
     times_by_name: dict[str, list[float]] = {}
-    for one in operators:
-        if one.host_s is not None:
-            many = traits(one.name).multi_tensor
-            times_by_name.setdefault(one.name, []).append(
-                one.host_s / (max(1, len(one.inputs)) if many else 1)
+    for operator in operators:
+        if operator.host_s is not None:
+            many = traits(operator.name).multi_tensor
+            times_by_name.setdefault(operator.name, []).append(
+                operator.host_s / (max(1, len(operator.inputs)) if many else 1)
             )
     return {name: float(f"{np.median(values):.4g}") for name, values in sorted(times_by_name.items())}
 

@@ -97,9 +97,16 @@ def _shared(operators: Iterable[Operator]) -> list[Operator]:
     differ."""
     first: dict[Any, Operator] = {}
 
-    def content(one: Operator) -> tuple[Any, ...]:
-        tensors = (one.inputs, one.outputs, repr(one.args))
-        return one.name, one.overload, *tensors, one.bytes_read, one.bytes_written, one.launches
+    def content(operator: Operator) -> tuple[Any, ...]:
+        tensors = (operator.inputs, operator.outputs, repr(operator.args))
+        return (
+            operator.name,
+            operator.overload,
+            *tensors,
+            operator.bytes_read,
+            operator.bytes_written,
+            operator.launches,
+        )
 
     return [first.setdefault(content(one), one) for one in operators]
 

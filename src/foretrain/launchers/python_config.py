@@ -132,16 +132,16 @@ class _Reader:
 
     def body(self, statements: Sequence[ast.stmt], known: dict[str, Any]) -> Config | None:
         """Follow statements; what they return, or else the object that they filled."""
-        for one in statements:
-            if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None:
-                for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
-                    self.assign(target, one.value, known)
-            elif isinstance(one, ast.Return) and one.value is not None:
-                value = self.value(one.value, known)
+        for statement in statements:
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+                for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+                    self.assign(target, statement.value, known)
+            elif isinstance(statement, ast.Return) and statement.value is not None:
+                value = self.value(statement.value, known)
                 return value if isinstance(value, Config) else None
-            elif isinstance(one, ast.If) and _is_main(one.test):
-                self.body(one.body, known)
-        configs = [one for one in known.values() if isinstance(one, Config) and one.settings]
+            elif isinstance(statement, ast.If) and _is_main(statement.test):
+                self.body(statement.body, known)
+        configs = [value for value in known.values() if isinstance(value, Config) and value.settings]
         return configs[-1] if configs else None
 
     def assign(self, target: ast.expr, node: ast.expr, known: dict[str, Any]) -> None:
@@ -220,12 +220,12 @@ class _Reader:
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """List the imported names, each with the path that it is from."""
-    for one in ast.walk(tree):
-        if isinstance(one, ast.ImportFrom):
-            for alias in one.names:
-                yield alias.asname or alias.name, f"{one.module or ''}.{alias.name}"
-        elif isinstance(one, ast.Import):
-            for alias in one.names:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module or ''}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
                 yield alias.asname or alias.name.partition(".")[0], alias.name
 
 

@@ -143,15 +143,15 @@ def _samples(device: str, seconds: float) -> dict[str, list[float]]:
     return samples
 
 
-def _time(one: Benchmark, sync: Run) -> float:
-    if one.before is not None:
-        one.before()
+def _time(benchmark: Benchmark, sync: Run) -> float:
+    if benchmark.before is not None:
+        benchmark.before()
     sync()
     begin = time.perf_counter()
-    one.run()
+    benchmark.run()
     took = time.perf_counter() - begin
     sync()
-    return took / one.calls
+    return took / benchmark.calls
 
 
 @contextmanager

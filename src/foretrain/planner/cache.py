@@ -166,8 +166,8 @@ def _read(document: Any, spaces: Sequence[Space]) -> SearchState:
     return SearchState(clusters=clusters, refused=Counter(document["refused"]), **counts)
 
 
-def _made_rating(one: Any) -> Rating:
-    return Rating(plan=_made_plan(one["plan"]), time_s=one["time_s"], chance=one["chance"])
+def _made_rating(document: Any) -> Rating:
+    return Rating(plan=_made_plan(document["plan"]), time_s=document["time_s"], chance=document["chance"])
 
 
 def _made_plan(fields: dict[str, Any]) -> Plan:

@@ -203,15 +203,15 @@ def _forecast(
     return options, by_cluster
 
 
-def _fitting(predictor: Predictor, one: OnCluster, goal: Goal) -> Iterator[Option]:
+def _fitting(predictor: Predictor, on_cluster: OnCluster, goal: Goal) -> Iterator[Option]:
     """Plans of a cluster that fit by a whole forecast, the fastest first."""
-    space = one.space
-    for rating in sorted([*one.best, *one.doubtful[:_DOUBTFUL]], key=order):
+    space = on_cluster.space
+    for rating in sorted([*on_cluster.best, *on_cluster.doubtful[:_DOUBTFUL]], key=order):
         job, target = space.job_with(rating.plan), space.ability.target
         if unlaunchable(job, target):
             job = _spelled_out(predictor, job)
             if why := unlaunchable(job, target):
-                one.unlaunchable = why
+                on_cluster.unlaunchable = why
                 continue
         try:
             forecast = predictor.predict(job)
@@ -249,21 +249,21 @@ def _order(option: Option) -> tuple[float, float, float, float, int]:
     return option.excess, value, cost, option.time_s.median, option.devices
 
 
-def nothing_on(one: OnCluster) -> Nothing:
+def nothing_on(on_cluster: OnCluster) -> Nothing:
     """Why a cluster has no plan."""
-    cluster = one.space.job.cluster
-    if one.best and one.unlaunchable:
-        return Nothing(job=one.space.job, need=None, leanest=None, why=one.unlaunchable)
-    if one.cuts and not one.tried:
+    cluster = on_cluster.space.job.cluster
+    if on_cluster.best and on_cluster.unlaunchable:
+        return Nothing(job=on_cluster.space.job, need=None, leanest=None, why=on_cluster.unlaunchable)
+    if on_cluster.cuts and not on_cluster.tried:
         why = "time was up before a plan was looked at"
-        return Nothing(job=one.space.job, need=None, leanest=None, why=why)
-    if one.least is None:
-        reason = one.untraced or next(iter(one.space.refused), "no plan is legal")
-        return Nothing(job=one.space.job, need=None, leanest=None, why=reason)
-    need, plan = one.least
+        return Nothing(job=on_cluster.space.job, need=None, leanest=None, why=why)
+    if on_cluster.least is None:
+        reason = on_cluster.untraced or next(iter(on_cluster.space.refused), "no plan is legal")
+        return Nothing(job=on_cluster.space.job, need=None, leanest=None, why=reason)
+    need, plan = on_cluster.least
     sizes = sorted({group.device.memory_bytes for group in cluster.groups})
     rooms = " or ".join(f"{size / 2**30:.0f} GiB" for size in sizes)
-    if one.hopeless:
+    if on_cluster.hopeless:
         words = "weights, gradients and optimizer state alone, dealt out over all devices, are more"
     else:
         words = (
@@ -271,7 +271,7 @@ def nothing_on(one: OnCluster) -> Nothing:
             if need > 1
             else ("the leanest plan fits with too small a chance")
         )
-    return Nothing(job=one.space.job, need=need, leanest=plan, why=f"{words} ({rooms} a device)")
+    return Nothing(job=on_cluster.space.job, need=need, leanest=plan, why=f"{words} ({rooms} a device)")
 
 
 def _certainty(predictor: Predictor, ranked: Sequence[Option], spaces: Sequence[Space]) -> dict[str, Any]:

@@ -58,25 +58,25 @@ SCORE_COLUMNS = (
 
 def score_rows(board: Board) -> Iterator[tuple[str, ...]]:
     """List the scores as rows below ``SCORE_COLUMNS``."""
-    noise = {(one.source, one.quantity): one for one in board.noise}
-    for one in board.results:
-        own = noise.get((source(one.runs_file), one.quantity))
-        repeats = percent(None if own is None or one.bound else own.mean)
-        yield (*_names(one), f"{one.n:,}", f"{one.unsupported:,}", *_figures(one), repeats)
+    noise = {(score.source, score.quantity): score for score in board.noise}
+    for score in board.results:
+        own = noise.get((source(score.runs_file), score.quantity))
+        repeats = percent(None if own is None or score.bound else own.mean)
+        yield (*_names(score), f"{score.n:,}", f"{score.unsupported:,}", *_figures(score), repeats)
 
 
-def _names(one: PredictorScore) -> tuple[str, ...]:
-    what = f"`{one.quantity}`" + ("" if one.bound is None else f", {one.bound}-bound")
-    return one.predictor, source(one.runs_file), SPLITS.get(one.split, str(one.split)), what
+def _names(score: PredictorScore) -> tuple[str, ...]:
+    what = f"`{score.quantity}`" + ("" if score.bound is None else f", {score.bound}-bound")
+    return score.predictor, source(score.runs_file), SPLITS.get(score.split, str(score.split)), what
 
 
-def _figures(one: PredictorScore) -> tuple[str, ...]:
+def _figures(score: PredictorScore) -> tuple[str, ...]:
     return (
-        percent(one.mape),
-        percent(one.median_ape),
-        percent(one.p90_ape),
-        percent(one.bias, "+"),
-        percent(one.coverage),
+        percent(score.mape),
+        percent(score.median_ape),
+        percent(score.p90_ape),
+        percent(score.bias, "+"),
+        percent(score.coverage),
     )
 
 
@@ -119,9 +119,14 @@ def _groups(board: Board, heading: str, by: Callable[[Point], str]) -> Iterator[
     )
 
 
-def _group(one: PointGroup) -> tuple[str, ...]:
-    figures = (percent(one.mape), percent(one.median_ape), percent(one.bias, "+"), percent(one.coverage))
-    return one.label, f"{one.n:,}", *figures
+def _group(group: PointGroup) -> tuple[str, ...]:
+    figures = (
+        percent(group.mape),
+        percent(group.median_ape),
+        percent(group.bias, "+"),
+        percent(group.coverage),
+    )
+    return group.label, f"{group.n:,}", *figures
 
 
 def _calibration(board: Board) -> Iterator[str]:

@@ -353,16 +353,16 @@ def recomputation(forecast: Forecast) -> Iterator[Figure]:
         yield Figure(f"  {kind}", f"saves {format_bytes(saved)}", each + many)
 
 
-def _remedy(forecast: Forecast, one: Remedy) -> str:
+def _remedy(forecast: Forecast, remedy: Remedy) -> str:
     """``71.2 GiB, +3% time``; with the capacity and the price where they are others."""
-    size = format_bytes(one.memory.median)
-    if one.capacity_bytes != forecast.memory_capacity_bytes:
-        size += f" of {format_bytes(one.capacity_bytes)}"
+    size = format_bytes(remedy.memory.median)
+    if remedy.capacity_bytes != forecast.memory_capacity_bytes:
+        size += f" of {format_bytes(remedy.capacity_bytes)}"
     words = [size]
-    if one.slower is not None:
-        words.append(_slower(one.slower))
-    if one.price_per_hour is not None and one.price_per_hour != forecast.price_per_hour:
-        words.append(f"{format_dollars(one.price_per_hour)}/h")
+    if remedy.slower is not None:
+        words.append(_slower(remedy.slower))
+    if remedy.price_per_hour is not None and remedy.price_per_hour != forecast.price_per_hour:
+        words.append(f"{format_dollars(remedy.price_per_hour)}/h")
     return ", ".join(words)
 
 

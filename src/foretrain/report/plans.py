@@ -400,11 +400,11 @@ def suggestion_lines(suggestions: Sequence[Suggestion]) -> Iterator[RenderableTy
         yield Text("nothing that was tried would help by 1 % or more")
         return
     yield Text("would help most:")
-    for one in suggestions:
-        step, chance = one.forecast["step_time_s"], one.forecast.out_of_memory_chance
+    for suggestion in suggestions:
+        step, chance = suggestion.forecast["step_time_s"], suggestion.forecast.out_of_memory_chance
         notes = [] if chance is None else [f"{chance:.0%} chance of running out of memory"]
-        notes += ["other numbers"] if one.changes_numbers else []
+        notes += ["other numbers"] if suggestion.changes_numbers else []
         yield Text(
-            f"- {one.change}: {one.faster:+.0%} samples/s, {format_seconds(step.median)} a step"
+            f"- {suggestion.change}: {suggestion.faster:+.0%} samples/s, {format_seconds(step.median)} a step"
             + (f" ({', '.join(notes)})" if notes else "")
         )

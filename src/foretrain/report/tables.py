@@ -181,13 +181,13 @@ def search_table(turn: Turn) -> Table:
 
     headings = ("machines", "workers", "batch", "time", "cost", "in time", "runs")
     rows = []
-    for one in sorted(turn.tried, key=lambda one: (not one.in_time, one.cost)):
-        priced = one.job.cluster.price_per_hour is not None
+    for tried in sorted(turn.tried, key=lambda tried: (not tried.in_time, tried.cost)):
+        priced = tried.job.cluster.price_per_hour is not None
         rows.append([
-            machines(one.job), f"{one.job.cluster.world_size:,}",
-            f"{one.job.workload.training.global_batch:,}", format_seconds(one.time_s),
-            format_dollars(one.cost) if priced else f"{format_seconds(one.cost)} of a device",
-            "yes" if one.in_time else "no", f"{one.runs:,}",
+            machines(tried.job), f"{tried.job.cluster.world_size:,}",
+            f"{tried.job.workload.training.global_batch:,}", format_seconds(tried.time_s),
+            format_dollars(tried.cost) if priced else f"{format_seconds(tried.cost)} of a device",
+            "yes" if tried.in_time else "no", f"{tried.runs:,}",
         ])  # fmt: skip
     return table(headings, rows, right=headings[1:])
 

@@ -179,9 +179,9 @@ class Service:
     ) -> bytes | None:
         """Make a key of what a forecast depends on; None where it may change: of files, and of the cluster
         that is there."""
-        for one in targets:
-            completed = one.job is not None and not one.options and "cluster" not in one.job
-            if completed or self._folders.names_file(one.model, one.job):
+        for target in targets:
+            completed = target.job is not None and not target.options and "cluster" not in target.job
+            if completed or self._folders.names_file(target.model, target.job):
                 return None
         text = json.dumps([do, request, version], sort_keys=True)
         return hashlib.sha256(text.encode(errors="surrogatepass")).digest()

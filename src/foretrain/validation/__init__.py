@@ -52,12 +52,12 @@ def validate(
     return [_row(one, provenance[one.runs_file, one.line]) for one in scored.runs], scored
 
 
-def _row(one: Comparison, provenance: Mapping[str, Any]) -> PublishedFigure:
+def _row(comparison: Comparison, provenance: Mapping[str, Any]) -> PublishedFigure:
     caveats = [*provenance.get("inferred", ()), *([provenance["note"]] if "note" in provenance else [])]
     return PublishedFigure(
-        table=f"{Path(one.runs_file).stem}, {provenance['table']}",
+        table=f"{Path(comparison.runs_file).stem}, {provenance['table']}",
         label=provenance["label"],
         source=provenance["source"],
         caveats=tuple(caveats),
-        comparison=one,
+        comparison=comparison,
     )
