@@ -84,6 +84,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
             raise InputError(f"{path}:{number}: not JSON ({error})") from error
 
 
+def data_folder() -> Path:
+    """Name the folder for what foretrain keeps of a user."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "foretrain"
+
+
 def check_target(path: Path, *, folder: bool = False) -> None:
     """Refuse, before the work for it begins, a file (or a folder) that could not be written."""
     if path.is_dir() and not folder:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from foretrain.errors import InputError, invalid
-from foretrain.files import write_atomically
+from foretrain.files import data_folder, write_atomically
 from foretrain.predictors import DEFAULT
 from foretrain.predictors.base import FILE
 
@@ -20,8 +20,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 def folder() -> Path:
     """Name the folder that keeps what was learned by name: in the user's data folder, beside the store of
     runs."""
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return data / "foretrain" / "predictors"
+    return data_folder() / "predictors"
 
 
 def place(name: str) -> Path:
