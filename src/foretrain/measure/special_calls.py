@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from foretrain.errors import InputError
+from foretrain.measure.calls import Call, builds, call_of, make_tensors
 from foretrain.measure.instances import Instance
-from foretrain.measure.replay import Call, builds, call_of, make_tensors
 
 aten = torch.ops.aten
 
