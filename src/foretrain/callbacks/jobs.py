@@ -146,6 +146,22 @@ def cluster_here(devices: int = 1, nodes: int = 1, *, on_gpu: bool = False) -> d
     return {"device": device_name(properties.name, properties.total_memory), **counts}
 
 
+def length(loader: Any, batch: int, *, epochs: float | None, steps: int | None) -> dict[str, Any]:
+    """Say how long a training is: in epochs where these give the trainer's number of steps, else in steps."""
+    try:
+        samples: dict[str, Any] = {"samples": len(loader.dataset)}
+    except (AttributeError, TypeError):
+        samples = {}
+    if (
+        samples
+        and epochs
+        and epochs > 0
+        and math.ceil(epochs * math.ceil(samples["samples"] / batch)) == steps
+    ):
+        return {**samples, "epochs": float(epochs)}
+    return {**samples, **({"steps": steps} if steps else {})}
+
+
 def device_name(driver_name: str, memory_bytes: float) -> str:
     """Find the catalogue's name of the GPU that the driver calls so and that has so much memory.
 
