@@ -101,10 +101,7 @@ class Plan:
             if value is not None and value < 1:
                 raise invalid(f"plan.{name}", value, "1 or more")
         self._check_replicas()
-        if self.recompute_every > 1 and self.recompute == "none":
-            raise InputError(
-                f"plan.recompute_every: {self.recompute_every} needs what is recomputed; give plan.recompute"
-            )
+        self._check_recomputation()
         for name in self.overlap or {}:
             if name not in get_args(Overlap):
                 raise unknown(f"plan.overlap.{name}", name, get_args(Overlap))
@@ -112,14 +109,6 @@ class Plan:
         if (self.overlap or {}).get("tensor") and self.tensor > 1 and not self.sequence_parallel:
             raise InputError(
                 "plan.overlap.tensor: true needs sequence_parallel = true, whose collectives run in pieces"
-            )
-        for name in self.recompute_modules:
-            if name not in get_args(RecomputedModule):
-                raise unknown("plan.recompute_modules", name, get_args(RecomputedModule))
-        if self.recompute_modules and self.recompute != "selective":
-            raise InputError(
-                f"plan.recompute_modules: {', '.join(self.recompute_modules)} need "
-                f"recompute = 'selective', not {self.recompute!r}"
             )
         if self.stages is not None and (min(self.stages, default=0) < 0 or len(self.stages) < self.pipeline):
             raise invalid("plan.stages", list(self.stages), f"at least {self.pipeline} counts of layers")
@@ -139,6 +128,20 @@ class Plan:
             raise InputError(
                 f"plan.virtual_stages: {self.virtual_stages} needs "
                 f"schedule = 'interleaved' or 'zero-bubble', not {self.schedule!r}"
+            )
+
+    def _check_recomputation(self) -> None:
+        if self.recompute_every > 1 and self.recompute == "none":
+            raise InputError(
+                f"plan.recompute_every: {self.recompute_every} needs what is recomputed; give plan.recompute"
+            )
+        for name in self.recompute_modules:
+            if name not in get_args(RecomputedModule):
+                raise unknown("plan.recompute_modules", name, get_args(RecomputedModule))
+        if self.recompute_modules and self.recompute != "selective":
+            raise InputError(
+                f"plan.recompute_modules: {', '.join(self.recompute_modules)} need "
+                f"recompute = 'selective', not {self.recompute!r}"
             )
 
     def exchange_of_context(self, framework: str) -> ContextExchange:

@@ -250,28 +250,12 @@ class Training:
                 raise invalid(f"training.{name}", value, "a number greater than zero")
             if value is not None and value > most:
                 raise invalid(f"training.{name}", value, f"at most {most:,}")
-        if isinstance(self.image, tuple):
-            if len(self.image) != 3 or min(self.image) <= 0:
-                raise invalid(
-                    "training.image", list(self.image), "a side length or [channels, height, width]"
-                )
-        elif self.image is not None and self.image <= 0:
-            raise invalid("training.image", self.image, "greater than zero")
-        if self.image_shape is not None and max(self.image_shape) > MOST_SIDE:
-            given = list(self.image) if isinstance(self.image, tuple) else self.image
-            raise invalid("training.image", given, f"at most {MOST_SIDE:,} in each direction")
+        self._check_image()
         if self.optimizer not in OPTIMIZERS:
             raise unknown("training.optimizer", self.optimizer, OPTIMIZERS)
         if self.compile == "default":
             object.__setattr__(self, "compile", True)
-        if self.epochs is not None and self.steps is not None:
-            raise InputError(
-                f"training.steps: {self.steps} and training.epochs: {self.epochs} are both given; give one"
-            )
-        if self.epochs is not None and self.samples is None:
-            raise InputError(
-                "training.samples: missing; training.epochs needs the number of samples in an epoch"
-            )
+        self._check_length()
         if self.mtp_layers < 0:
             raise invalid("training.mtp_layers", self.mtp_layers, "0 or more")
         if self.mtp_layers and self.mode == "infer":
@@ -296,6 +280,26 @@ class Training:
             self.adapter.check(self.precision, master_weights=self.master_weights, framework=self.framework)
         if self.grad_scaler and (self.precision != "amp-fp16" or self.mode != "train"):
             raise InputError("training.grad_scaler: true needs training with precision amp-fp16")
+
+    def _check_image(self) -> None:
+        given = list(self.image) if isinstance(self.image, tuple) else self.image
+        if isinstance(self.image, tuple):
+            if len(self.image) != 3 or min(self.image) <= 0:
+                raise invalid("training.image", given, "a side length or [channels, height, width]")
+        elif self.image is not None and self.image <= 0:
+            raise invalid("training.image", given, "greater than zero")
+        if self.image_shape is not None and max(self.image_shape) > MOST_SIDE:
+            raise invalid("training.image", given, f"at most {MOST_SIDE:,} in each direction")
+
+    def _check_length(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise InputError(
+                f"training.steps: {self.steps} and training.epochs: {self.epochs} are both given; give one"
+            )
+        if self.epochs is not None and self.samples is None:
+            raise InputError(
+                "training.samples: missing; training.epochs needs the number of samples in an epoch"
+            )
 
     def _check_predicted(self, count: int) -> None:
         if self.mode == "infer":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,38 +68,17 @@ class _Sample:
 def fit_costs(
     operators: Iterable[MeasuredOperator], tell: Callable[[str], None] = lambda _: None
 ) -> LearnedCosts:
-    """Models for all GPUs together, and for each device with many operators its own; CPUs are costed by
+    """Learn models for all GPUs together, and for each device with many operators its own; CPUs are costed by
     themselves, so that theirs say nothing here."""
     _check_library()
-    catalog = Catalog.load()
-    samples: dict[str, list[_Sample]] = {}
-    keys: dict[str, dict[int, tuple[float, int]]] = {}
-    for operator in operators:
-        device = catalog.device(operator.device, "device")
-        if (
-            device.is_cpu
-            or operator.device_s <= 0
-            or (operator.device_s < _EVENT_TIMED_S and device.name in _EVENT_TIMED)
-        ):
-            continue
-        described = describe(operator, device, operator.precision)
-        samples.setdefault(described.family, []).append(_Sample(operator, described, operator.device_s))
-        if operator.key or described.family == SCALED_PRODUCT:
-            for slower in _slower_memory(operator, device):
-                samples.setdefault(slower.described.family, []).append(slower)
-        if operator.key:
-            keys.setdefault(device.name, {})[int(operator.key[:16], 16)] = (
-                operator.device_s,
-                operator.kernels or 1,
-            )
-    counts: dict[str, int] = {}
-    for sample in (sample for group in samples.values() for sample in group):
-        counts[sample.operator.device] = counts.get(sample.operator.device, 0) + (not sample.virtual)
+    samples, lookups = _samples(operators)
+    every = [sample for group in samples.values() for sample in group]
+    counts = Counter(sample.operator.device for sample in every if not sample.virtual)
     models: dict[str, dict[str, OperatorModel]] = {GENERAL: {}}
     for family, group in sorted(samples.items()):
         tell(f"{family}: {sum(not sample.virtual for sample in group):,} operators")
         models[GENERAL][family] = _fit(family, group, _FOR_ALL, ONE_DEVICE)
-        for name in sorted(name for name, count in counts.items() if count >= _OWN and name in keys):
+        for name in sorted(name for name, count in counts.items() if count >= _OWN and name in lookups):
             own = [
                 sample
                 for sample in group
@@ -107,18 +87,38 @@ def fit_costs(
             if len(own) >= _LEAST or (own and family == SERIAL):
                 growth = _FOR_CHOICES if family in _CHOSEN else _FOR_ONE
                 models.setdefault(name, {})[family] = _fit(family, own, growth)
-    lookups = {device: _lookup(table) for device, table in sorted(keys.items())}
     return LearnedCosts(
         models,
-        lookups,
-        kernel_kinds=_kernel_kinds(sample.operator for group in samples.values() for sample in group),
+        {device: _lookup(table) for device, table in sorted(lookups.items())},
+        kernel_kinds=_kernel_kinds(sample.operator for sample in every),
         kernel_models=kernel_models(
-            (sample.operator, sample.described)
-            for group in samples.values()
-            for sample in group
-            if not sample.virtual
+            (sample.operator, sample.described) for sample in every if not sample.virtual
         ),
     )
+
+
+def _samples(
+    operators: Iterable[MeasuredOperator],
+) -> tuple[dict[str, list[_Sample]], dict[str, dict[int, tuple[float, int]]]]:
+    """Sort the operators of GPUs by family, those that a slower memory would give beside them; and list the
+    times and kernels of those with a key, by device."""
+    catalog = Catalog.load()
+    samples: dict[str, list[_Sample]] = {}
+    lookups: dict[str, dict[int, tuple[float, int]]] = {}
+    for operator in operators:
+        device = catalog.device(operator.device, "device")
+        by_events = operator.device_s < _EVENT_TIMED_S and device.name in _EVENT_TIMED
+        if device.is_cpu or operator.device_s <= 0 or by_events:
+            continue
+        described = describe(operator, device, operator.precision)
+        samples.setdefault(described.family, []).append(_Sample(operator, described, operator.device_s))
+        if operator.key or described.family == SCALED_PRODUCT:
+            for slower in _slower_memory(operator, device):
+                samples.setdefault(slower.described.family, []).append(slower)
+        if operator.key:
+            table = lookups.setdefault(device.name, {})
+            table[int(operator.key[:16], 16)] = operator.device_s, operator.kernels or 1
+    return samples, lookups
 
 
 def _slower_memory(operator: MeasuredOperator, device: Device) -> Iterator[_Sample]:

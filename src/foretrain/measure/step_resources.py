@@ -105,20 +105,12 @@ class Session:
             "network": LINK,
             "network_shared_by": 1,
         }
-        loading: dict[str, Any] = {}
-        if feed is not None and loader is not None:
-            making_s = sorted(feed.made_in_s)
-            loading = {
-                "loader": loader.kind,
-                "loader_batch_bytes": feed.size_bytes,
-                "loader_made_in_s": [making_s[0], statistics.median(making_s), making_s[-1]],
-            }
         provenance = {
             "source": "foretrain measure steps --resources",
             **dict(installed_versions(self.job.workload.model)),
             **machine(self.device),
             "resources": resources,
-            **loading,
+            **_about_loading(loader, feed),
             **about,
             "held_before_bytes": self.held_before[0],
             "pace_s": step_s,
@@ -268,3 +260,15 @@ def measure_resources(job: Job, *, device: str, watcher: Watcher, window: Window
         session = None
         if device == "cuda":
             forget_jobs()
+
+
+def _about_loading(loader: Loader | None, feed: Feed | None) -> dict[str, Any]:
+    """Say for the provenance of a run how its batches were made, where a loader made them."""
+    if loader is None or feed is None:
+        return {}
+    making_s = sorted(feed.made_in_s)
+    return {
+        "loader": loader.kind,
+        "loader_batch_bytes": feed.size_bytes,
+        "loader_made_in_s": [making_s[0], statistics.median(making_s), making_s[-1]],
+    }

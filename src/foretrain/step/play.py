@@ -178,11 +178,8 @@ def _causes(time: StepTime) -> dict[str, float]:
 
 
 def play(layout: Layout) -> Step:
-    """The step of a job, and what each of its ranks holds and does."""
-    works, job = _works(layout), layout.job
-    limited = within_power(layout, works)
-    if limited is not layout:
-        layout, works = limited, _works(limited)
+    """Play the step of a job, and what each of its ranks holds and does."""
+    (layout, works), job = _limited(layout), layout.job
     time = _delayed(_time(layout, works), _waiting_ranks(job))
     busiest = max(range(len(works)), key=lambda i: works[i].passes.device_s)
     stage = layout.stages[busiest]
@@ -213,14 +210,18 @@ def play(layout: Layout) -> Step:
 
 
 def step_time_s(layout: Layout) -> float:
-    """The time of a step alone, as ``play`` has it."""
-    works, ranks = _works(layout), _waiting_ranks(layout.job)
-    limited = within_power(layout, works)
-    if limited is not layout:
-        layout, works = limited, _works(limited)
+    """Time a step alone, as ``play`` has it."""
+    (layout, works), ranks = _limited(layout), _waiting_ranks(layout.job)
     if len(works) > 1:
         return pipeline_time_s(layout, works) * (1.0 + straggling(ranks))
     return _delayed(_time(layout, works), ranks).time_s
+
+
+def _limited(layout: Layout) -> tuple[Layout, list[Work]]:
+    """Give the work of the ranks, within the power of their boards."""
+    works = _works(layout)
+    limited = within_power(layout, works)
+    return (layout, works) if limited is layout else (limited, _works(limited))
 
 
 def _phases(forward: Span, backward: Span, optimizer: Span, accumulation: int) -> dict[Phase, float]:

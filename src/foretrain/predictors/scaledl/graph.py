@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -179,30 +180,17 @@ def _add_stage(
     depth: int,
     key: int,
 ) -> None:
-    """The layers of a kind of stage by phase, the collectives of its teams, and what its replicas
+    """Add the layers of a kind of stage by phase, the collectives of its teams, and what its replicas
     exchange."""
     layout = step.layout.at(stage)
     work, place = step.works[alike[0]], stage.index
-    times = layout.job.accumulation // stage.copies
-    counts: dict[tuple[int, int, bool], int] = {}
-    for block in stage.blocks:
-        kind = kind_of(step.layout, stage, block)
-        counts[kind] = counts.get(kind, 0) + 1
-    parts = [
-        (number, one, float(times * count))
-        for kind, count in counts.items()
-        for number, one in enumerate(passes[kind])
-        if len(one.op) or one.beside_s
-    ]
-    update = optimizer_pass(layout, stage)
-    if layout.job.trains and (len(update.op) or update.beside_s):
-        parts.append((2, update, 1.0))
+    parts = _parts_of_stage(step, stage, passes)
     groups, names = _groups(layout.graph, depth)
-    ops = np.concatenate([one.op for _, one, _ in parts]) if parts else np.zeros(0, np.int64)
-    phase = np.concatenate([np.full(len(one.op), number) for number, one, _ in parts])
-    weight = np.concatenate([np.full(len(one.op), factor) for _, one, factor in parts])
-    busy = np.concatenate([one.busy_s for _, one, _ in parts])
-    host = np.concatenate([one.host_s for _, one, _ in parts])
+    ops = np.concatenate([calls.op for _, calls, _ in parts]) if parts else np.zeros(0, np.int64)
+    phase = np.concatenate([np.full(len(calls.op), number) for number, calls, _ in parts])
+    weight = np.concatenate([np.full(len(calls.op), factor) for _, calls, factor in parts])
+    busy = np.concatenate([calls.busy_s for _, calls, _ in parts])
+    host = np.concatenate([calls.host_s for _, calls, _ in parts])
     moving, calls, graph = layout.calls.communicates, layout.calls, layout.graph
     label = phase * (len(names) + len(TEAMS)) + np.where(
         moving[ops], len(names) + _teams(graph)[ops], groups[ops]
@@ -227,9 +215,9 @@ def _add_stage(
         rows[:, _OUTSIDE] = by_node(calls.outside[ops].astype(np.float64)) > 0
     which = used // (len(names) + len(TEAMS))
     rows[np.arange(len(used)), _PHASE + which] = 1.0
-    for number, one, factor in parts:
-        if one.beside_s and (which == number).any():
-            rows[np.flatnonzero(which == number)[-1], _DEVICE] += one.beside_s * factor
+    for number, own_pass, factor in parts:
+        if own_pass.beside_s and (which == number).any():
+            rows[np.flatnonzero(which == number)[-1], _DEVICE] += own_pass.beside_s * factor
     first = nodes.add(rows, key)
     _add_flow(nodes, graph, ops, label, used, phase, first)
     order = {number: first + np.flatnonzero(which == number) for number in range(3)}
@@ -238,7 +226,28 @@ def _add_stage(
             chosen = phase == number
             begin, end = node[chosen][0], node[chosen][-1]
             nodes.ends[place, name] = first + int(begin), first + int(end)
+    times = layout.job.accumulation // stage.copies
     _add_replicas(nodes, step, stage, work, times, len(alike), order, key)
+
+
+def _parts_of_stage(
+    step: Step, stage: Stage, passes: dict[tuple[int, int, bool], tuple[Pass, Pass]]
+) -> list[tuple[int, Pass, float]]:
+    """List the passes of a stage that hold something, each with the number of its phase and how often it runs
+    in a step."""
+    layout = step.layout.at(stage)
+    times = layout.job.accumulation // stage.copies
+    counts = Counter(kind_of(step.layout, stage, block) for block in stage.blocks)
+    parts = [
+        (number, own_pass, float(times * count))
+        for kind, count in counts.items()
+        for number, own_pass in enumerate(passes[kind])
+        if len(own_pass.op) or own_pass.beside_s
+    ]
+    update = optimizer_pass(layout, stage)
+    if layout.job.trains and (len(update.op) or update.beside_s):
+        parts.append((2, update, 1.0))
+    return parts
 
 
 def _add_flow(
