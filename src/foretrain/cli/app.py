@@ -106,7 +106,7 @@ class _Commands(TyperGroup):
                     raise typer.Exit(exit_code()) from error
                 if not isinstance(error, ForetrainError):
                     raise
-                if debugging(ctx):
+                if ctx.find_root().params.get("debug"):
                     import traceback
 
                     traceback.print_exc()
@@ -131,11 +131,6 @@ def _with_debug_first(words: list[str]) -> list[str]:
     end = words.index("--") if "--" in words else len(words)
     rest = [word for i, word in enumerate(words) if word != DEBUG or i > end]
     return rest if len(rest) == len(words) else [DEBUG, *rest]
-
-
-def debugging(ctx: Any) -> bool:
-    """Whether errors come with their tracebacks."""
-    return bool(ctx.find_root().params.get("debug"))
 
 
 app = typer.Typer(

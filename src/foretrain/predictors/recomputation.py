@@ -60,7 +60,7 @@ def with_recomputation(forecast: Forecast, predictor: Predictor) -> Forecast:
         if plain.step is not None and not plain.step.layout.graph.recomputes:  # its own code does not
             recomputed = Recomputation(
                 saved_bytes=_held(plain) - _held(forecast),
-                added_s=_more(forecast, plain, "step_time_s"),
+                added_s=forecast["step_time_s"].median - plain["step_time_s"].median,
                 layers=tuple(_layers(step, plain.step)),
             )
             return dataclasses.replace(forecast, recomputation=recomputed)
@@ -76,10 +76,6 @@ def _held(forecast: Forecast) -> float:
     if forecast.ranks:
         return fullest_of(forecast.ranks).allocated_bytes
     return forecast["peak_memory_bytes"].median
-
-
-def _more(one: Forecast, other: Forecast, quantity: str) -> float:
-    return one[quantity].median - other[quantity].median
 
 
 def _of_own_code(step: Step) -> Recomputation:

@@ -10,7 +10,6 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.job import Job
 from foretrain.predictors.joined.relations import Relation
 from foretrain.predictors.likeness import FIELDS, SIZES, Key
 from foretrain.predictors.records import shipped
@@ -250,8 +249,3 @@ def _steady(gains: Array, parts: npt.NDArray[np.int64]) -> bool:
 def _mean(values: Array) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.inf
-
-
-def key_of(job: Job) -> Key:
-    """Read the key by which nearness is is_forecast; nothing is traced for it."""
-    return Key.of(job)

@@ -31,13 +31,12 @@ from foretrain.predictors.joined.choosing import (
     Weighting,
     chosen_weightings,
     errors_of,
-    key_of,
 )
 from foretrain.predictors.joined.figures import learn_figures, with_figures
 from foretrain.predictors.joined.members import LEARNING, RESOURCES, SHIPPED, Members, read_names
 from foretrain.predictors.joined.relations import Known, Relation, device_of
 from foretrain.predictors.joined.trying import STEP, try_out
-from foretrain.predictors.likeness import describe
+from foretrain.predictors.likeness import Key, describe
 from foretrain.predictors.ray_models.scaling import spread_of_misses
 from foretrain.predictors.records import Record, Records, shipped
 from foretrain.run import Run
@@ -46,7 +45,7 @@ from foretrain.step.assembly import QUANTITIES as ALL_QUANTITIES
 from foretrain.units import counted
 
 _FEWEST = 8
-"""Runs from which on tried_runs are left out, to choose by them."""
+"""Runs from which on some are left out, to choose by them."""
 _ENOUGH = 20
 """Left-out misses from which on intervals go by their ranks."""
 _HOLDS = 0.7
@@ -223,7 +222,7 @@ class JoinedPredictor(Predictor):
         assert self.members_ is not None
         assert self.tried_ is not None
         available = [name for name in self.tried_.members if name in self.members_.by_name]
-        distances = self.tried_.distances(key_of(job))
+        distances = self.tried_.distances(Key.of(job))
         while mix := self.tried_.mix(self.weightings_.get(relation, "best"), kind, distances, available):
             for name in mix.weights.keys() - forecasts.keys():
                 forecast = self.members_.forecast(name, job)

@@ -9,7 +9,7 @@ import numpy as np
 
 from foretrain.forecast import Estimate
 from foretrain.job import Job
-from foretrain.predictors.joined.choosing import Array, LeftOut, key_of
+from foretrain.predictors.joined.choosing import Array, LeftOut
 from foretrain.predictors.joined.members import Members, everyone
 from foretrain.predictors.joined.relations import Known, Part, Relation, device_of
 from foretrain.predictors.likeness import Key
@@ -46,7 +46,7 @@ def try_out(
             held.append(
                 [math.nan if one is None else float(one.low <= measured_s <= one.high) for one in estimates]
             )
-            rows.append((key_of(job), known.relation(job), device_of(job), number, i, misses))
+            rows.append((Key.of(job), known.relation(job), device_of(job), number, i, misses))
     keys, kinds, places, numbers, positions, misses_of = zip(*rows, strict=True) if rows else ((),) * 6
     first: dict[str, int] = {}
     steps = tuple(first.setdefault(step_of(runs[i].job), i) for i in positions)
