@@ -154,15 +154,15 @@ def data_taken(base: Job, runs: Sequence[Run], wishes: Wishes) -> str:
     """Say in words how much data the configurations train on, and how often."""
     sizes = _sizes(base, runs)
     if wishes.samples:
-        what = f"{', '.join(f'{count:,}' for count in wishes.samples)} samples an epoch"
+        amount = f"{', '.join(f'{count:,}' for count in wishes.samples)} samples an epoch"
     elif len(sizes) > 1:
         most = f"the most of the runs, which have {sizes[0]:,} to {sizes[-1]:,}"
-        what = f"{sizes[-1]:,} samples an epoch, {most} (--samples takes others)"
+        amount = f"{sizes[-1]:,} samples an epoch, {most} (--samples takes others)"
     else:
         whose = "as in the runs" if any(run.measured for run in runs) else "as the job has it"
-        what = f"{_most_samples(base, runs):,} samples an epoch, {whose} (--samples takes others)"
+        amount = f"{_most_samples(base, runs):,} samples an epoch, {whose} (--samples takes others)"
     epochs = _epochs(base, wishes)
-    return f"{what}; {epochs:g} epoch{'s' if epochs != 1 else ''}"
+    return f"{amount}; {epochs:g} epoch{'s' if epochs != 1 else ''}"
 
 
 def _grown(counts: set[int]) -> tuple[int, ...]:
@@ -298,9 +298,9 @@ def notes(options: Sequence[RatedConfiguration]) -> list[str]:
     """List what the forecasts of these configurations note, each with those that it is said of."""
     said: dict[str, list[str]] = {}
     for option in options:
-        what = f"{counted(option.job.cluster.world_size, 'worker')} on {machines(option.job)}"
+        configuration = f"{counted(option.job.cluster.world_size, 'worker')} on {machines(option.job)}"
         for note in option.notes:
-            said.setdefault(note, []).append(what)
+            said.setdefault(note, []).append(configuration)
     return [
         note if len(whom) == len(options) else f"{'; '.join(dict.fromkeys(whom))}: {note}"
         for note, whom in said.items()

@@ -131,8 +131,8 @@ def start_up(job: Job, size: ModelSize | None) -> DurationPart:
         ranks=job.cluster.world_size,
         calls=None if size is None else size.calls,
     )
-    what = "imports, compiling" if compiled else "imports, first steps"
-    return DurationPart(name=START, time_s=time_s, source=f"{what}, as on {' and '.join(model.devices)}")
+    phases = "imports, compiling" if compiled else "imports, first steps"
+    return DurationPart(name=START, time_s=time_s, source=f"{phases}, as on {' and '.join(model.devices)}")
 
 
 def paced(job: Job, step_time: Estimate) -> Estimate:

@@ -265,11 +265,11 @@ class Forecast:
             columns=[*columns, "unit"],
         )
 
-    def inside(self, what: str) -> Step:
-        """The step that the predictor looked into, for ``what``; an error when it did not."""
+    def inside(self, purpose: str) -> Step:
+        """The step that the predictor looked into, for a ``purpose``; an error when it did not."""
         if self.step is None:
             raise InputError(
-                f"predictor: {self.predictor!r} does not look inside the step, so there is no {what}"
+                f"predictor: {self.predictor!r} does not look inside the step, so there is no {purpose}"
             )
         return self.step
 
@@ -420,7 +420,7 @@ class Forecast:
         if self.step is not None:
             result["step_breakdown_s"] = self.step.causes_s
         if self.step is not None and breakdown:
-            result["breakdown_s"] = {what: self.step.by(what) for what in ("phase", "operator")}
+            result["breakdown_s"] = {grouping: self.step.by(grouping) for grouping in ("phase", "operator")}
         return result
 
 

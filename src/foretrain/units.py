@@ -94,13 +94,13 @@ def parse_dollars(value: float | str, field: str = "cost") -> float:
         raise invalid(field, value, "a number of dollars, such as 5000") from error
 
 
-def counted(count: int, what: str) -> str:
+def counted(count: int, noun: str) -> str:
     """Write a number of things for people.
 
     >>> counted(1, "core"), counted(1200, "core")
     ('1 core', '1,200 cores')
     """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -127,13 +127,13 @@ class Catalog:
         sources = []
         for group in cluster.groups:
             node = self.price(group.node.name) if group.node else None
-            price, what = node or self.price(group.device.name), "core" if group.device.is_cpu else "GPU"
+            price, unit = node or self.price(group.device.name), "core" if group.device.is_cpu else "GPU"
             if price is None:
                 return ""
-            what = "node" if node else what
+            unit = "node" if node else unit
             facts = [fact for fact in (price.source, price.region, price.date) if fact not in ("", "unknown")]
             sources.append(
-                f"{format_dollars(price.per_hour)}/{what}: {', '.join(facts) or 'no source given'}"
+                f"{format_dollars(price.per_hour)}/{unit}: {', '.join(facts) or 'no source given'}"
             )
         return "; ".join(dict.fromkeys(sources))
 

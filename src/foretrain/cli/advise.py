@@ -149,8 +149,8 @@ def _show(advised: Advice, top: int) -> None:
     from foretrain.report.tables import advice_table
 
     say(f"data: {advised.data}")
-    for what, why in list(advised.refused.items())[:5]:
-        say(f"not forecast: {what}: {why}")
+    for configuration, why in list(advised.refused.items())[:5]:
+        say(f"not forecast: {configuration}: {why}")
     if len(advised.refused) > 5:
         say(f"not forecast: {len(advised.refused) - 5} more")
     if advised.options:

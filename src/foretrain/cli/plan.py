@@ -331,13 +331,13 @@ def _sweep(asked: _Asked, swept: Mapping[str, Sequence[Any]], as_json: bool) -> 
         raise typer.Exit(1)
 
 
-def _largest(asked: _Asked, what: str, as_json: bool) -> None:
+def _largest(asked: _Asked, quantity: str, as_json: bool) -> None:
     from foretrain.planner.largest import largest
     from foretrain.report import dump
     from foretrain.report.plans import largest_lines
 
     wanted = asked.wanted
-    largest_fit = largest(what, asked.job({}), asked.plans, max(wanted.counts, default=wanted.most))
+    largest_fit = largest(quantity, asked.job({}), asked.plans, max(wanted.counts, default=wanted.most))
     if as_json:
         typer.echo(dump(largest_fit.to_dict()))
     else:

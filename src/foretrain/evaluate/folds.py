@@ -70,14 +70,14 @@ def split_runs(runs: Sequence[Run], split: str, *, seed: int = 0, folds: int = 5
         return [_extrapolation(runs)]
     if kind in _ALONG:
         return _along(runs, kind, dimension)
-    what, labels_of = _LABELS[split]
+    labelled, labels_of = _LABELS[split]
     labels = [labels_of(run) for run in runs]
     by_label: dict[frozenset[str], list[int]] = {}
     for i, label in enumerate(labels):
         by_label.setdefault(label, []).append(i)
     groups = list(by_label.values())
     if len(groups) < 2:
-        raise InputError(f"split: {split} needs runs of at least two {what}; all {len(runs)} are of one")
+        raise InputError(f"split: {split} needs runs of at least two {labelled}; all {len(runs)} are of one")
     tests = groups if split == "leave-device-out" else _even(groups, min(folds, len(groups)), seed)
     return [_fold(test, labels, split) for test in tests]
 

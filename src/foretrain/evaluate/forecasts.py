@@ -146,8 +146,8 @@ def _refusal(predictor: Predictor | Answer, run: Run) -> Answer | None:
         return predictor
     if not predictor.quantities.isdisjoint(run.measured):
         return None
-    what = ", ".join(run.measured) or "nothing"
-    return Answer(reason=f"measured: {what}; {predictor.name} gives none of it")
+    quantities = ", ".join(run.measured) or "nothing"
+    return Answer(reason=f"measured: {quantities}; {predictor.name} gives none of it")
 
 
 def _questions(to: int, runs: Sequence[Run], wanted: Sequence[int]) -> list[_Question]:

@@ -45,10 +45,10 @@ class ChunkOutcome:
     lost: str | None = None
 
 
-def pack(what: Any) -> bytes:
+def pack(value: Any) -> bytes:
     """Pack a value for another process of this program, as multiprocessing sends it; nothing of it is
     kept."""
-    return bytes(ForkingPickler.dumps(what))
+    return bytes(ForkingPickler.dumps(value))
 
 
 def unpack(packed: bytes) -> Any:

@@ -210,24 +210,24 @@ class _Lines:
             )
         return [shape, one.dtype, strides]
 
-    def _line(self, one: Any, other: Any, what: str) -> Any:
+    def _line(self, one: Any, other: Any, field: str) -> Any:
         """Join two values to their value at any batch: themselves where they are equal, else a line of whole
         numbers."""
         if isinstance(one, dict) and isinstance(other, dict):
-            _same(list(one), list(other), what)
-            return {name: self._line(value, other[name], f"{what} {name}") for name, value in one.items()}
+            _same(list(one), list(other), field)
+            return {name: self._line(value, other[name], f"{field} {name}") for name, value in one.items()}
         if isinstance(one, list) and isinstance(other, list):
-            _same(len(one), len(other), what)
-            return [self._line(*values, what) for values in zip(one, other, strict=True)]
+            _same(len(one), len(other), field)
+            return [self._line(*values, field) for values in zip(one, other, strict=True)]
         if type(one) is not int or type(other) is not int or one == other:
-            return _same(one, other, what)
+            return _same(one, other, field)
         per_sample, rest = divmod(other - one, self._second.samples - self._first.samples)
         if rest:
-            raise NotLinear(f"{what}: {one} becomes {other}, no whole number per sample")
+            raise NotLinear(f"{field}: {one} becomes {other}, no whole number per sample")
         return {_CONSTANT: one - per_sample * self._first.samples, _PER_SAMPLE: per_sample}
 
 
-def _same(one: Any, other: Any, what: str) -> Any:
+def _same(one: Any, other: Any, field: str) -> Any:
     if repr(one) != repr(other):
-        raise NotLinear(f"{what}: {str(one)[:60]} becomes {str(other)[:60]}")
+        raise NotLinear(f"{field}: {str(one)[:60]} becomes {str(other)[:60]}")
     return one

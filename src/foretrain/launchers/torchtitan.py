@@ -184,8 +184,8 @@ def _precision(reading: Reading, own: dict[str, Any]) -> None:
     converters = str(own.get("converters", "")).lower()
     if "float8" in converters or "mx" in converters or "nvfp4" in converters:
         precision = "fp8"
-        way = next((one for one in ("nvfp4", "mx") if one in converters), own.get("recipe", "tensorwise"))
-        reading.set("training.fp8", {"mx": "mxfp8"}.get(way, way))
+        recipe = next((one for one in ("nvfp4", "mx") if one in converters), own.get("recipe", "tensorwise"))
+        reading.set("training.fp8", {"mx": "mxfp8"}.get(recipe, recipe))
     reading.default("training.precision", precision)
     if own.get("implementation") in ("foreach", "for-loop"):
         reading.assumed.append("training.optimizer: the fused kernel, whatever optimizer.implementation says")

@@ -64,13 +64,13 @@ def class_of(name: str | Path) -> type[Predictor]:
     saved = _SAVED.fullmatch(str(name))
     if folder is None or saved is not None:
         return _class(saved["what"] if saved else str(name))
-    what = read_saved(folder)["predictor"]
-    if what not in known():
+    saved_name = read_saved(folder)["predictor"]
+    if saved_name not in known():
         raise InputError(
-            f"{folder / FILE}: a saved {what!r}, which neither comes with foretrain nor is installed; "
+            f"{folder / FILE}: a saved {saved_name!r}, which neither comes with foretrain nor is installed; "
             f"name its class as well: file.py:Class@{folder}"
         )
-    return _class(what)
+    return _class(saved_name)
 
 
 def is_name(word: str) -> bool:
@@ -106,9 +106,9 @@ def name_of_saved(name: str, folder: Path) -> str:
     ('mine', './ernest')
     """
     saved = _SAVED.fullmatch(name)
-    what = saved["what"] if saved else name
-    if ".py:" in what:
-        return f"{what}@{folder}"
+    unsaved = saved["what"] if saved else name
+    if ".py:" in unsaved:
+        return f"{unsaved}@{folder}"
     return f"./{folder}" if str(folder) in known() else str(folder)
 
 

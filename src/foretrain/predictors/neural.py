@@ -94,9 +94,9 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], header: Mappi
     write_atomically(path, save(held, metadata={"foretrain": json.dumps(header, sort_keys=True)}))
 
 
-def read_weights(path: Path, what: str) -> tuple[dict[str, Any], Tensors]:
-    """The header and the tensors that ``write_weights`` wrote; ``what`` the file should be, for the error
-    where it is not."""
+def read_weights(path: Path, content: str) -> tuple[dict[str, Any], Tensors]:
+    """The header and the tensors that ``write_weights`` wrote; ``content`` is what the file should be, for
+    the error where it is not."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -104,7 +104,7 @@ def read_weights(path: Path, what: str) -> tuple[dict[str, Any], Tensors]:
             header = json.loads((file.metadata() or {}).get("foretrain", "{}"))
             return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as {what} ({error})") from error
+        raise InputError(f"{path}: cannot be read as {content} ({error})") from error
 
 
 def write_members(path: Path, members: Sequence[torch.nn.Module], header: Mapping[str, Any]) -> None:

@@ -104,10 +104,10 @@ def workload_key(job: Job) -> str:
     """A text that jobs share when they train the same thing in the same way, at whatever batch and scale and
     over whatever links."""
     training = job.workload.training
-    what = [training.image, training.sequence, training.classes]
+    inputs = [training.image, training.sequence, training.classes]
     how = {name: setting(job) for name, setting in SETTINGS.items() if name not in LINKS}
     how = {name: value for name, value in how.items() if name not in _OPTIONAL or value is not None}
-    return json.dumps([job.workload.model.key, what, how], sort_keys=True, default=str)
+    return json.dumps([job.workload.model.key, inputs, how], sort_keys=True, default=str)
 
 
 _OF_DATA = frozenset({"samples", "epochs"})

@@ -137,8 +137,8 @@ def _host_notes(job: Job) -> Iterator[str]:
         speeds = ", ".join(f"{phase} {host.speed_of(phase):.2f}" for phase in PARTS)
         yield f"cluster.host: {host.cpu}, measured {host.measured}: {speeds} of the speed of {MEASURED_HOST}"
     elif cluster.host is None and any(group.node is None for group in cluster.groups):
-        what = "a host as fast as" if host is None else f"{host.cpu}, at {host.speed:.2f} of the speed of"
-        yield f"cluster.node is not given: {what} {MEASURED_HOST} is assumed"
+        taken = "a host as fast as" if host is None else f"{host.cpu}, at {host.speed:.2f} of the speed of"
+        yield f"cluster.node is not given: {taken} {MEASURED_HOST} is assumed"
 
 
 def host_beside(cluster: Cluster, host: DispatchHost) -> DispatchHost:

@@ -66,8 +66,8 @@ def score_rows(board: Board) -> Iterator[tuple[str, ...]]:
 
 
 def _names(score: PredictorScore) -> tuple[str, ...]:
-    what = f"`{score.quantity}`" + ("" if score.bound is None else f", {score.bound}-bound")
-    return score.predictor, source(score.runs_file), SPLITS.get(score.split, str(score.split)), what
+    quantity = f"`{score.quantity}`" + ("" if score.bound is None else f", {score.bound}-bound")
+    return score.predictor, source(score.runs_file), SPLITS.get(score.split, str(score.split)), quantity
 
 
 def _figures(score: PredictorScore) -> tuple[str, ...]:

@@ -23,10 +23,10 @@ class Row:
     cumulated: float
 
 
-def breakdown(forecast: Forecast, what: What, *, rows: int = 20, depth: int | None = None) -> list[Row]:
+def breakdown(forecast: Forecast, grouping: What, *, rows: int = 20, depth: int | None = None) -> list[Row]:
     """The largest parts first; what is beyond ``rows`` is added up in a last row."""
-    seconds = forecast.inside(f"breakdown by {what}").by(what)
-    if what == "layer":
+    seconds = forecast.inside(f"breakdown by {grouping}").by(grouping)
+    if grouping == "layer":
         seconds = merge_layers(seconds, depth=depth)
     total = sum(seconds.values())
     listed = sorted(seconds.items(), key=lambda item: -item[1])

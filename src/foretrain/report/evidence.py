@@ -47,8 +47,8 @@ def _row(neighbour: Neighbour, quantity: str) -> list[str]:
 
 def _notes(evidence: Evidence) -> list[str]:
     inside = f"{evidence.coverage:.0%} of them lay in their 80 % intervals"
-    what = "" if evidence.quantity == "step_time_s" else f" of {evidence.quantity}"
-    notes = [f"median error{what} {evidence.median_error:.0%}; {inside}"]
+    of_quantity = "" if evidence.quantity == "step_time_s" else f" of {evidence.quantity}"
+    notes = [f"median error{of_quantity} {evidence.median_error:.0%}; {inside}"]
     if any(one.left_out for one in evidence.nearest):
         notes.append("left out: forecast without having learned from the architecture's family")
     if evidence.learned_from:

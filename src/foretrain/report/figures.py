@@ -162,13 +162,15 @@ def _waits_for_data(forecast: Forecast) -> bool:
 
 def _network(forecast: Forecast) -> Iterator[Figure]:
     """Write what a rank sends and receives, as one figure where both are the same."""
-    sent, received = (forecast.quantities.get(f"network_{way}_bytes_per_s") for way in ("tx", "rx"))
-    ways = (
+    sent, received = (
+        forecast.quantities.get(f"network_{direction}_bytes_per_s") for direction in ("tx", "rx")
+    )
+    rates = (
         {"network per rank, each way": sent}
         if sent == received
         else {"sent per rank": sent, "received per rank": received}
     )
-    for label, estimate in ways.items():
+    for label, estimate in rates.items():
         if estimate is not None and estimate.median:
             yield _figure(label, estimate, lambda rate: format_count(rate, "B/s"))
 

@@ -40,11 +40,11 @@ def _short(words: str) -> str:
     return words if len(words) <= _WIDEST else f"{words[: _WIDEST - 3]}..."
 
 
-def _line(what: str, settings: Iterable[Setting], most: int | None) -> Text | None:
+def _line(title: str, settings: Iterable[Setting], most: int | None) -> Text | None:
     """The settings in one line; where they stand, unless they change nothing."""
     listed = list(settings)
     if not listed:
         return None
     words = [one.key if most else f"{one.words} ({one.where})" for one in listed]
     more = f" and {len(words) - most} more" if most is not None and len(words) > most else ""
-    return Text(f"{what}: {', '.join(words[:most])}{more}")
+    return Text(f"{title}: {', '.join(words[:most])}{more}")

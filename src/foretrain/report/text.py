@@ -60,15 +60,15 @@ def _notes(notes: Sequence[str], most: int | None) -> Table:
     return table
 
 
-def breakdown_table(forecast: Forecast, what: What, *, depth: int | None = None) -> RenderableType:
+def breakdown_table(forecast: Forecast, grouping: What, *, depth: int | None = None) -> RenderableType:
     """The twenty largest parts of the step's device time."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(what, overflow="fold")
+    table.add_column(grouping, overflow="fold")
     for heading in ("time", "share", "cumulated"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in breakdown(forecast, what, depth=depth):
+    for row in breakdown(forecast, grouping, depth=depth):
         table.add_row(Text(row.name), format_seconds(row.time_s), f"{row.share:.1%}", f"{row.cumulated:.1%}")
-    return Group(Text(f"device time of a step by {what}: {device_time(forecast)}", style="bold"), table)
+    return Group(Text(f"device time of a step by {grouping}: {device_time(forecast)}", style="bold"), table)
 
 
 def _step(forecast: Forecast, layout: _Layout) -> Iterator[RenderableType]:

@@ -184,8 +184,8 @@ def _assumptions(step: Step) -> Iterator[str]:
     if training.hides_pools:
         yield "what passes allocate lies in the pools of CUDA graphs: reserved, not in the memory at peak"
     elif (graphs := training.cuda_graphs) != "none":
-        what = "layers" if graphs == "layers" else "passes"
-        yield f"{what} are launched as CUDA graphs; their memory counts at the peak, as while captured"
+        graphed = "layers" if graphs == "layers" else "passes"
+        yield f"{graphed} are launched as CUDA graphs; their memory counts at the peak, as while captured"
     if training.precision == "fp8":
         yield _fp8_words(training, graph)
     if training.precision == "amp-fp16" and training.mode == "train" and not training.scales_loss:

@@ -329,11 +329,11 @@ def _messages_s(layout: Layout) -> tuple[float, ...]:
         [handed_on_bytes(placed[number][1], layout.stages) for number in sorted(placed)], dtype=np.float64
     )
     groups = [placed[number][0].group for number in sorted(placed)]
-    ways = list(zip(groups, [*groups[1:], groups[-1]], strict=True))
+    pairs = list(zip(groups, [*groups[1:], groups[-1]], strict=True))
     times_s = np.zeros(len(sizes))
-    for way in set(ways):
-        own = [number for number, one in enumerate(ways) if one == way]
-        seen = [_sending_s(view, sizes[own], members) for view, members in _ends(layout, way)]
+    for pair in set(pairs):
+        own = [number for number, one in enumerate(pairs) if one == pair]
+        seen = [_sending_s(view, sizes[own], members) for view, members in _ends(layout, pair)]
         times_s[own] = np.max(seen, axis=0)
     return tuple(times_s.tolist())
 

@@ -119,16 +119,16 @@ class Step:
         )
         return dataclasses.replace(self, time=waiting)
 
-    def by(self, what: str) -> dict[str, float]:
+    def by(self, grouping: str) -> dict[str, float]:
         """Device seconds by ``phase``, ``operator`` or ``layer``, largest first: of a rank of every stage
         together.
 
         Without a pipeline they add up to ``device_busy_s``: what of it is in no call, mostly waiting for
         gradients and parameters, is a part of its own.
         """
-        if what not in self.totals:
-            self.totals[what] = _totals(self.layout, list(self._passes()), what)
-        totals = self.totals[what]
+        if grouping not in self.totals:
+            self.totals[grouping] = _totals(self.layout, list(self._passes()), grouping)
+        totals = self.totals[grouping]
         if len(self.layout.stages) == 1:
             totals = _up_to(self.device_busy_s, totals)
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
@@ -281,12 +281,12 @@ Placed = tuple[Phase, Block | None, Pass, int]
 """A pass of a rank, and how often it runs in a step."""
 
 
-def _totals(layout: Layout, passes: Sequence[Placed], what: str) -> dict[str, float]:
+def _totals(layout: Layout, passes: Sequence[Placed], grouping: str) -> dict[str, float]:
     """Device seconds of passes by ``phase``, ``operator`` or ``layer``."""
     names: dict[str, int] = {}
-    codes = [_codes(layout, one, what, names) for one in passes] if what != "operator" else []
+    codes = [_codes(layout, one, grouping, names) for one in passes] if grouping != "operator" else []
     seconds = [calls.busy_s * times for _, _, calls, times in passes]
-    if what == "operator":
+    if grouping == "operator":
         known, which = layout.graph.operator_names
         names.update((name, code) for code, name in enumerate(known))
         codes = [which[np.concatenate([calls.op for _, _, calls, _ in passes])]]
@@ -294,15 +294,15 @@ def _totals(layout: Layout, passes: Sequence[Placed], what: str) -> dict[str, fl
     totals = {name: total_s for name, total_s in zip(names, sums, strict=True) if total_s}
     for phase, _, calls, times in passes:
         if calls.beside_s:
-            name = phase if what == "phase" else f"({phase})"
+            name = phase if grouping == "phase" else f"({phase})"
             totals[name] = totals.get(name, 0.0) + calls.beside_s * times
     return totals
 
 
-def _codes(layout: Layout, placed: Placed, what: str, names: dict[str, int]) -> Index:
+def _codes(layout: Layout, placed: Placed, grouping: str, names: dict[str, int]) -> Index:
     """Say what each call of a pass counts as, by numbers of ``names``."""
     phase, block, calls, _ = placed
-    if what == "phase":
+    if grouping == "phase":
         plain = names.setdefault(phase, len(names))
         again = is_recomputed(layout.graph, calls.op) if phase == "backward" else None
         if again is None or not again.any():

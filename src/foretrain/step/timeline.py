@@ -370,9 +370,9 @@ def _layer(step: Step, block: Block, op: int) -> str:
     return layer_of(step.layout, block, step.layout.graph.ops[op].layer)
 
 
-def _named(what: str, process: int, thread: int | None, name: str) -> dict[str, Any]:
+def _named(field: str, process: int, thread: int | None, name: str) -> dict[str, Any]:
     place = {} if thread is None else {"tid": thread}
-    return {"ph": "M", "pid": process, **place, "name": what, "args": {"name": name}}
+    return {"ph": "M", "pid": process, **place, "name": field, "args": {"name": name}}
 
 
 def _event(

@@ -145,8 +145,8 @@ def _degrees(job: Job) -> dict[str, Any]:
         "parallelism_config_cp_size": plan.context,
     }
     if plan.context > 1:
-        way = _STRATEGIES[plan.exchange_of_context("pytorch")]
-        keys["parallelism_config_cp_comm_strategy"] = way
+        strategy = _STRATEGIES[plan.exchange_of_context("pytorch")]
+        keys["parallelism_config_cp_comm_strategy"] = strategy
     return keys
 
 

@@ -317,13 +317,20 @@ def _kind_index(graph: OpGraph) -> npt.NDArray[np.int64]:
 def graph_key(job: Job) -> str:
     """A text that jobs share when one rank's step of them is the same graph."""
     model, training = job.workload.model, job.workload.training
-    what = (model.source, model.name, dict(model.args), model.task, model.config, str(job.workload.base))
+    model_facts = (
+        model.source,
+        model.name,
+        dict(model.args),
+        model.task,
+        model.config,
+        str(job.workload.base),
+    )
     sizes = (training.image, training.sequence)
     how = (training.classes, training.mode, training.precision, training.optimizer, training.channels_last)
     batch = (job.micro_batch, job.accumulation > 1)
     layers = (training.adapter, training.fp8_recipe, training.scales_loss, bool(training.compile))
     again = (job.plan.recompute, job.plan.recompute_every, dict(model.libraries))
-    return json.dumps([[*what, *sizes], [*how, *batch, *layers, *again]], sort_keys=True, default=str)
+    return json.dumps([[*model_facts, *sizes], [*how, *batch, *layers, *again]], sort_keys=True, default=str)
 
 
 def _launched_edges(graph: OpGraph) -> Iterable[tuple[int, int]]:
