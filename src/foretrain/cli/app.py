@@ -175,7 +175,7 @@ def lighten(parameters: Iterable[Any]) -> None:
 
 
 class _LightConversion:
-    """Converts the values of an option without pydantic, whose import takes a fifth of a forecast: defaults,
+    """Converts the values of an option without pydantic, whose import takes a sixth of a forecast: defaults,
     texts and numbers without bounds. Everything else, also what is no number, is left to Typer."""
 
     def __init__(self, convert: Callable[[], Any]) -> None:
