@@ -165,7 +165,7 @@ def the_pandas() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a predictor says of a job.
+    """Holds what a predictor says of a job.
 
     A quantity is ``forecast["step_time_s"]`` or ``forecast.step_time_s``; ``in`` and iteration go over their
     names. Printed, it is the summary that ``foretrain predict`` shows; in a notebook, a table.

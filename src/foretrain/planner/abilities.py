@@ -16,7 +16,7 @@ DEGREES: tuple[Degree, ...] = get_args(Degree)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ability:
-    """What a target, a framework with its usual launcher, can run."""
+    """Lists what a target, a framework with its usual launcher, can run."""
 
     target: str
     framework: Framework
