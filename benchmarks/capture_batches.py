@@ -26,9 +26,9 @@ import reading
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.zoo import import_zoo
 from foretrain.capture.tracing.tracer import trace_step
+from foretrain.files import read_lines
 from foretrain.graph import OpGraph
 from foretrain.graph.batches import BatchFamily, NotLinear
-from foretrain.job import read_lines
 from foretrain.schema import read
 from foretrain.workload import Model, Training, Workload
 

@@ -27,7 +27,7 @@ from typing import Any
 import reading
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.tracing.tracer import trace_step
-from foretrain.job import read_lines
+from foretrain.files import read_lines
 from foretrain.schema import read
 from foretrain.workload import Model, Training, Workload
 

@@ -24,8 +24,8 @@ from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.zoo import import_zoo
 from foretrain.capture.tracing.recorder import OperatorRecorder
 from foretrain.capture.tracing.tracer import trace_step
+from foretrain.files import read_lines
 from foretrain.graph import OpGraph
-from foretrain.job import read_lines
 from foretrain.schema import read
 from foretrain.workload import Model, Training, Workload
 

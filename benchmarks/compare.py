@@ -25,7 +25,7 @@ import numpy as np
 
 import reading
 from foretrain.errors import InputError
-from foretrain.job import text_lines
+from foretrain.files import text_lines
 
 QUANTITIES = ("step_time_s", "device_busy_s", "peak_memory_bytes", "reserved_memory_bytes", "kernels")
 SAME = 1e-6

@@ -25,9 +25,10 @@ from scipy.stats import spearmanr
 import reading
 from foretrain.errors import ForetrainError
 from foretrain.evaluate import Comparison, scores_of
-from foretrain.job import Job, Run, read_runs
+from foretrain.job import Job
 from foretrain.model_names import model_section
 from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.run import Run, read_runs
 from operator_models import write_intervals
 
 FILES = {

@@ -29,7 +29,7 @@ from foretrain.architectures import family
 from foretrain.capture import capture_job
 from foretrain.forecast import Forecast
 from foretrain.graph import PHASES
-from foretrain.job import Job, Run, read_runs
+from foretrain.job import Job
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.cases import Cases, network_module
 from foretrain.predictors.driple.features import (
@@ -50,6 +50,7 @@ from foretrain.predictors.driple.features import (
     without_network,
 )
 from foretrain.predictors.driple.whitebox import Whitebox
+from foretrain.run import Run, read_runs
 
 CAMPAIGN = Path("data/cpu16_campaign.jsonl.zst")
 H200, H200_LOAD = Path("data/h200_resources.jsonl.zst"), Path("data/h200_load.jsonl.zst")

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.architectures import family
-from foretrain.job import Job, Run, read_runs
+from foretrain.job import Job
+from foretrain.run import Run, read_runs
 
 DATA = Path("data")
 SOURCES = ("h200_steps.jsonl", "h200_vision.jsonl", "h200_transformers.jsonl")

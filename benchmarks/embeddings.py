@@ -23,12 +23,13 @@ import reading
 from foretrain.architectures import family
 from foretrain.capture import capture_job
 from foretrain.evaluate import Scores
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.predictddl.baseline import Physics, baseline, fit_baseline, physics
 from foretrain.predictors.predictddl.features import cluster_columns, dataset_type, work_of
 from foretrain.predictors.predictddl.predictor import embedding_module
 from foretrain.predictors.predictddl.primitives import Primitives, primitives
 from foretrain.predictors.predictddl.regressors import CANDIDATES, Problem, Scaled, choose
+from foretrain.run import Run
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

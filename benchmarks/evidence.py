@@ -35,20 +35,12 @@ from foretrain.errors import ForetrainError
 from foretrain.evaluate import Scores, split_runs
 from foretrain.evaluate.folds import Fold
 from foretrain.evaluate.forecasts import Answer, Asked, answer_all
-from foretrain.job import Run, read_runs
 from foretrain.predictors import DEFAULT, class_of, get
-from foretrain.predictors.evidence import (
-    FIELDS,
-    MEMORY,
-    SHIPPED,
-    SIZES,
-    Key,
-    Outcome,
-    Record,
-    Records,
-    describe,
-)
+from foretrain.predictors.evidence import Outcome
+from foretrain.predictors.likeness import FIELDS, SIZES, Key, describe
+from foretrain.predictors.records import MEMORY, SHIPPED, Record, Records
 from foretrain.predictors.roofline import RooflinePredictor
+from foretrain.run import Run, read_runs
 
 SCORED = {
     "deletepop": ("step_time_s", *MEMORY),

@@ -34,7 +34,6 @@ import reading
 from foretrain.costs.measured import load_measured
 from foretrain.errors import ForetrainError
 from foretrain.evaluate import Scores, split_runs
-from foretrain.job import Run, read_runs
 from foretrain.measure.published import read_published
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.deletepop.spread import (
@@ -65,6 +64,7 @@ from foretrain.predictors.deletepop.spread import (
     memory_shares,
     shares,
 )
+from foretrain.run import Run, read_runs
 from foretrain.step.assembly import logged
 
 OWN = ("cpu16_ddp.jsonl", "cpu16_campaign.jsonl.zst", "links_campaign.jsonl.zst", "ray_campaign.jsonl.zst",

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from foretrain.evaluate import Scores
-from foretrain.job import Run, read_runs
 from foretrain.predictors.joined import relations
-from foretrain.predictors.joined.choosing import WAYS, Array, LeftOut, chosen_ways, errors_of
+from foretrain.predictors.joined.choosing import WEIGHTINGS, Array, LeftOut, chosen_weightings, errors_of
 from foretrain.predictors.joined.members import read_names
 from foretrain.predictors.joined.trying import STEP, try_out
+from foretrain.run import Run, read_runs
 
 OWN = Path(__file__).parents[1] / "data"
 NAMES = "deletepop,predictddl,ray_models,ernest,cherrypick,flops"
@@ -101,7 +101,7 @@ def main() -> None:
     print(f"| {' | '.join(headings)} |\n{'|---' * len(headings)}|")
     for name in options.only.split(","):
         left_out = forecasts(name, options)
-        ways, joined = chosen_ways(left_out)
+        ways, joined = chosen_weightings(left_out)
         singles = alone(left_out)
         known = np.isfinite(joined)
         for relation in (*dict.fromkeys(left_out.relations), None):
@@ -117,7 +117,7 @@ def main() -> None:
             if relation is None:
                 for one, error in {**errors, "joined": mean(joined, mine)}.items():
                     totals.setdefault(one, []).append(error)
-        fixed = {way: mean(left_out.missed(way), known) for way in WAYS}
+        fixed = {way: mean(left_out.missed(way), known) for way in WEIGHTINGS}
         print(f"{name}: ways { ({way: round(error, 4) for way, error in fixed.items()}) }", flush=True)
     print({one: f"{np.mean(errors):.1%}" for one, errors in totals.items()})
 

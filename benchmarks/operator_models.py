@@ -173,7 +173,7 @@ def each_device_out(path: Path, operators: Sequence[MeasuredOperator]) -> list[C
 
 
 def learn(predictor: DeletePopPredictor, lines: Sequence[str]) -> DeletePopPredictor:
-    from foretrain.job import read_runs
+    from foretrain.run import read_runs
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "runs.jsonl"

@@ -17,7 +17,7 @@ import reading
 from foretrain.capture import capture_job
 from foretrain.costs.measured import load_columns, matmul_precision, operator_key
 from foretrain.evaluate import Scores
-from foretrain.job import read_runs
+from foretrain.run import read_runs
 
 
 def main() -> None:

@@ -66,8 +66,7 @@ def main() -> None:
 def _made(name: str, seconds: float) -> tuple[ForecastTable, float]:
     predictor = predictors.get()
     if name in JOBS:
-        forecast = predictor.predict(job_of(*JOBS[name]))
-        forecast = with_evidence(forecast, predictor.knows(forecast))
+        forecast = with_evidence(predictor.predict(job_of(*JOBS[name])), predictor)
         began_s = time.monotonic()
         return forecast_table(forecast, predictor, seconds=seconds), time.monotonic() - began_s
     job = job_of("llama-3-8b", {"device": "h100", "devices": 8, "batch": 256, **_LLAMA})

@@ -21,8 +21,9 @@ from unittest import mock
 
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor
+from foretrain.run import Run
 
 ADAM = ("adam", "adamw", "adam-fused", "adamw-fused")
 SIXTEEN_BITS = ("amp-bf16", "amp-fp16", "bf16", "fp16")

@@ -37,7 +37,7 @@ import reading
 from foretrain import predictors
 from foretrain.errors import ForetrainError
 from foretrain.forecast import Forecast
-from foretrain.job import Job, read_runs
+from foretrain.job import Job
 from foretrain.planner.abilities import ability_of
 from foretrain.planner.certainty import drawn_s, first_is_best, of_the_best
 from foretrain.planner.clusters import Wanted
@@ -47,6 +47,7 @@ from foretrain.planner.planning import Effort, make_plans, prepared, space_on
 from foretrain.planner.rating import rate_cut
 from foretrain.predictors.base import Predictor
 from foretrain.report.explain import explain
+from foretrain.run import read_runs
 
 SWEEPS = (
     "nanotron_h100",

@@ -34,7 +34,6 @@ from foretrain.architectures import family
 from foretrain.capture import cache, capture_job
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.evaluate import Scores
-from foretrain.job import Run, read_runs
 from foretrain.measure.candidates import Candidates
 from foretrain.measure.design import design
 from foretrain.predictors import get
@@ -44,6 +43,7 @@ from foretrain.predictors.ernest import TERMS, ErnestPredictor, terms
 from foretrain.predictors.flops_regression import FlopsPredictor
 from foretrain.predictors.predictddl.predictor import PredictDDLPredictor
 from foretrain.predictors.seen import workload_key
+from foretrain.run import Run, read_runs
 
 Array = npt.NDArray[np.float64]
 Groups = Callable[[Run], str]

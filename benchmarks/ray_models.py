@@ -28,13 +28,13 @@ import reading
 from foretrain import predictors
 from foretrain.evaluate import Scores
 from foretrain.fanout import fan_out
-from foretrain.job import Run, read_runs
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models import RayModelsPredictor
 from foretrain.predictors.ray_models.columns import Array, ScaleTable
 from foretrain.predictors.ray_models.predictor import data_of
 from foretrain.predictors.ray_models.scaling import ScaleModel, ernest_times_s
 from foretrain.predictors.ray_models.search import Budget
+from foretrain.run import Run, read_runs
 from foretrain.splits import Part, extrapolation, interpolation
 
 OWN = Path(__file__).parents[1] / "data"

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 import reading
-from foretrain.job import Run, read_runs
 from foretrain.predictors.ray_models.law import Law
 from foretrain.predictors.ray_models.scaling import ernest_times_s
+from foretrain.run import Run, read_runs
 from ray_models import KINDS, by_cell, series_of
 
 RUNS = Path(__file__).parents[1] / "data" / "ray_nodes_campaign.jsonl.zst"

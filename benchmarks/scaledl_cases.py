@@ -23,9 +23,9 @@ import numpy as np
 import reading
 from foretrain.architectures import family
 from foretrain.errors import ForetrainError
-from foretrain.job import Run, read_runs
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.scaledl.graph import LayerGraph, layer_graph
+from foretrain.run import Run, read_runs
 
 FOLDS = 5
 MOST = 200

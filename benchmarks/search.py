@@ -25,13 +25,14 @@ import numpy as np
 
 import reading
 from foretrain.errors import ForetrainError
-from foretrain.job import Job, Run, read_runs
+from foretrain.job import Job
 from foretrain.measure.candidates import Candidates
 from foretrain.measure.design import METHODS, design
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.cherrypick import CherryPickPredictor
 from foretrain.predictors.ernest import ErnestPredictor
 from foretrain.predictors.ray_models import RayModelsPredictor
+from foretrain.run import Run, read_runs
 from foretrain.search import next_turn
 
 OWN = Path(__file__).parents[1] / "data"

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import reading
 from foretrain.costs.startup import Started, StartUp
-from foretrain.job import Run
 from foretrain.measure.store import open_runs
 from foretrain.predictors.base import source_of
+from foretrain.run import Run
 from foretrain.step.graph import step_graph
 from foretrain.units import format_seconds
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import reading
-from foretrain.job import Job, read_runs
+from foretrain.job import Job
+from foretrain.run import read_runs
 
 _SHOWN = 25
 

@@ -25,10 +25,11 @@ from foretrain.errors import ForetrainError
 from foretrain.evaluate import Comparison, evaluate, job_key, scores_of
 from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run, read_runs
+from foretrain.job import Job
 from foretrain.leaderboard import source
 from foretrain.predictors import DEFAULT, class_of, get
 from foretrain.predictors.base import Predictor
+from foretrain.run import Run, read_runs
 from foretrain.units import format_quantity
 
 STEP = "step_time_s"

@@ -24,8 +24,8 @@ from foretrain.adapter import Adapter
 from foretrain.catalog import Catalog, LinkSpec
 from foretrain.cli import app, helping
 from foretrain.cluster import ClusterSpec, GroupSpec, ServerNodes
-from foretrain.job import QUANTITIES
 from foretrain.plan import Plan
+from foretrain.quantities import QUANTITIES
 from foretrain.units import format_bytes
 from foretrain.workload import Model, Training
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from foretrain import predictors
-from foretrain.job import Job, read_runs
+from foretrain.job import Job
+from foretrain.run import read_runs
 
 FILE = Path(__file__).parent / "golden.json"
 STEPS = Path(__file__).parents[1] / "data" / "h200_steps.jsonl"

@@ -17,9 +17,10 @@ from foretrain.costs.features import describe
 from foretrain.costs.measured import MeasuredOperator, matmul_precision, operator_key
 from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
 from foretrain.graph.flops import flops
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.deletepop.calibration import TIMES
+from foretrain.run import Run
 
 H200 = Catalog.load().device("h200-sxm-141gb")
 MODEL = """

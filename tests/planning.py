@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from foretrain.estimate import Estimate
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.planner.abilities import TARGETS
 from foretrain.planner.clusters import Wanted
 from foretrain.planner.goal import Goal
@@ -16,6 +16,7 @@ from foretrain.planner.planning import Effort, make_plans, prepared, space_on
 from foretrain.planner.space import Space
 from foretrain.predictors import get
 from foretrain.predictors.base import Predictor
+from foretrain.run import Run
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.ray_models import RayModelsPredictor
 from foretrain.predictors.ray_models.search import Budget
 from foretrain.predictors.ray_models.techniques import Recipe
+from foretrain.run import Run
 
 
 def job(

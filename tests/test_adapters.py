@@ -27,7 +27,7 @@ from foretrain.job import Job
 from foretrain.measure.instances import collect
 from foretrain.measure.replay import time_on_cpu
 from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.evidence import describe
+from foretrain.predictors.likeness import describe
 from foretrain.report.figures import describe_model
 from foretrain.step.frameworks import as_framework_runs_it
 
@@ -364,8 +364,8 @@ def test_a_rank_knows_what_of_its_weights_is_trained_and_in_what() -> None:
 
 @pytest.mark.parametrize("shard", ["none", "zero1", "zero3"])
 def test_replicas_exchange_and_keep_what_is_trained(shard: str) -> None:
-    """Gradients of adapters in fp32; ZeRO 3 fetches the weights of layers twice, frozen ones in bf16, and those
-    of the root, which stay, once."""
+    """Gradients of adapters in fp32; ZeRO 3 fetches the weights of layers twice, frozen ones in bf16, and
+    those of the root, which stay, once."""
     step = DeletePopPredictor().step(job(2, "lora:8", shard=shard))
     weights = step.layout.graph.weights
     trained = sum(weight.elements for weight in weights if weight.trainable)

@@ -11,8 +11,9 @@ import pytest
 import commands
 from foretrain import advice
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.ray_models import RayModelsPredictor
+from foretrain.run import Run
 from scaled_runs import LEAST, blind, job, run, step_s
 
 

@@ -29,7 +29,7 @@ import foretrain.units
 from commands import run
 from foretrain import predictors
 from foretrain.errors import ForetrainError
-from foretrain.graph.ir import to_json
+from foretrain.graph.storage import to_json
 from foretrain.job import Job
 from made_up import one_product
 
@@ -870,10 +870,10 @@ measure campaign ops.jsonl -o c.jsonl -> ops.jsonl: holds operators (foretrain m
 measure campaign empty.jsonl -o c.jsonl -> empty.jsonl: does not begin with a line of JSON; measure campaign takes jobs or runs
 measure campaign jobs.jsonl -o c.jsonl --workers 2 -> --workers: is for a grid; jobs.jsonl has jobs
 measure campaign c_ok.toml -o c.jsonl --on mars -> on: 'mars' is not one of local, ray, torchrun
-measure campaign c_ok.toml -o c.jsonl --workers x -> workers: 'x' is not a whole number
+measure campaign c_ok.toml -o c.jsonl --workers x -> workers: 'x' is not whole numbers with commas between them
 measure campaign c_ok.toml -o c.jsonl --workers 0 -> c_ok.toml: workers: 0 is not 1 or more
-measure campaign c_ok.toml -o c.jsonl --workers "" -> c_ok.toml: workers: empty; give at least one
-measure campaign c_ok.toml -o c.jsonl --batch -1 -> batch: '-1' is not a whole number
+measure campaign c_ok.toml -o c.jsonl --workers "" -> workers: '' is not names or numbers with commas between them
+measure campaign c_ok.toml -o c.jsonl --batch -1 -> c_ok.toml: batch: -1 is not 1 or more
 measure campaign c_ok.toml -o c.jsonl --batch-per-worker 2 -> c_ok.toml: batch: give batch (samples per step over all workers) or batch_per_worker, one of
 measure campaign c_ok.toml -o c.jsonl --image x -> image: 'x' is not a side length or channels,height,width
 measure campaign c_ok.toml -o c.jsonl --image "" -> image: '' is not a side length or channels,height,width

@@ -23,9 +23,9 @@ from foretrain.callbacks.timing import RunningMedian
 from foretrain.errors import ForetrainError, InputError
 from foretrain.evaluate import evaluate
 from foretrain.forecast import Estimate
-from foretrain.job import Run, read_runs
 from foretrain.measure.store import open_runs
 from foretrain.measure.tasks import host
+from foretrain.run import Run, read_runs
 
 MODEL = """
 import torch

@@ -18,7 +18,7 @@ import torch
 from foretrain.capture.sources.zoo import import_zoo
 from foretrain.errors import InputError
 from foretrain.evaluate import evaluate
-from foretrain.job import Run, read_runs
+from foretrain.run import Run, read_runs
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from foretrain.capture import capture_job  # noqa: E402
 from foretrain.capture.sources.zoo import import_zoo  # noqa: E402
 from foretrain.errors import InputError  # noqa: E402
 from foretrain.evaluate import evaluate  # noqa: E402
-from foretrain.job import Run, read_runs  # noqa: E402
+from foretrain.run import Run, read_runs  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),

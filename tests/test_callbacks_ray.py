@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 from foretrain.errors import InputError  # noqa: E402
 from foretrain.evaluate import evaluate  # noqa: E402
 from foretrain.fanout.cluster import connect  # noqa: E402
-from foretrain.job import Run, read_runs  # noqa: E402
+from foretrain.run import Run, read_runs  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:ray.data.context"),

@@ -19,7 +19,6 @@ from commands import PATIENCE_S
 from foretrain.api import make_job
 from foretrain.cli import app
 from foretrain.errors import InputError
-from foretrain.job import read_runs
 from foretrain.measure import campaign as campaigns
 from foretrain.measure.backends import Backend, CellFailed, Local, backend
 from foretrain.measure.campaign import (
@@ -34,6 +33,7 @@ from foretrain.measure.campaign import (
 from foretrain.measure.resources import FIGURES, RESOURCES
 from foretrain.measure.summary import Summary
 from foretrain.measure.tasks import Protocol, WorkerTask, shards
+from foretrain.run import read_runs
 
 MODELS = '''
 import os, pathlib, signal, time
@@ -435,7 +435,7 @@ def test_a_task_survives_json(folder: Path) -> None:
         (["--batch", "8"], "models: missing"),
         (
             ["--models", "resnet18", "--batch", "8", "--workers", "two"],
-            "workers: 'two' is not a whole number",
+            "workers: 'two' is not whole numbers with commas between them",
         ),
         (["--models", "resnet18", "--batch", "8", "--workers", "0"], "workers: 0 is not 1 or more"),
         (

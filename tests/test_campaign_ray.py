@@ -10,10 +10,10 @@ import pytest
 
 from foretrain.api import make_job
 from foretrain.errors import InputError
-from foretrain.job import read_runs
 from foretrain.measure.backends import backend
 from foretrain.measure.campaign import cells, read_grid, run_campaign
 from foretrain.measure.tasks import Protocol
+from foretrain.run import read_runs
 from ray_clusters import wait_for
 
 pytest.importorskip("ray", reason="Ray is not installed")

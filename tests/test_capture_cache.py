@@ -22,7 +22,7 @@ from foretrain.capture.sources.models import load_model
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph
 from foretrain.graph.batches import BatchFamily
-from foretrain.graph.ir import to_json
+from foretrain.graph.storage import to_json
 from foretrain.job import Job
 
 CAPTURE = importlib.import_module("foretrain.capture")  # foretrain.capture the attribute is the function
@@ -478,7 +478,7 @@ def test_a_file_of_another_format_in_the_cache_is_traced_again(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
-        older.setattr("foretrain.graph.ir.FORMAT", "foretrain-graph/0")
+        older.setattr("foretrain.graph.storage.FORMAT", "foretrain-graph/0")
         capture_job(a_job(base))
     assert capture_job(a_job(base)).parameters == 27
 

@@ -19,7 +19,7 @@ from foretrain.capture.sources.loaded import classifier_loss
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import Buffer, Category, OpGraph, Phase
-from foretrain.graph.ir import from_json, to_json
+from foretrain.graph.storage import from_json, to_json
 from foretrain.step.replay import replay
 
 IMAGE = torch.zeros(2, 3, 8, 8)

@@ -1,4 +1,4 @@
-"""Tests CherryPick: its process goes through its runs and is unsure elsewhere; its search stops."""
+"""Tests CherryPick: its process goes through its runs and is unsure elsewhere."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from foretrain import predictors
-from foretrain.errors import InputError, UnsupportedJob
-from foretrain.job import Job, Run
+from foretrain.errors import UnsupportedJob
+from foretrain.job import Job
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.cherrypick import (
     CherryPickPredictor,
     Process,
     configuration,
     expected_improvement,
-    search,
 )
+from foretrain.run import Run
 from workloads import job
 
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -57,27 +57,3 @@ def test_improvement_is_expected_where_the_cost_may_be_lower() -> None:
     gains = expected_improvement(process, rows, best=2.0)
     assert (gains >= 0).all()
     assert gains[1:-1].max() > gains[0]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_search_finds_a_good_configuration_with_few_runs(seed: int) -> None:
-    jobs = [job(workers=workers, batch=batch) for workers in WORKERS for batch in (8, 16, 32)]
-    found = search(jobs, valley, seed=seed)
-    assert len(found.tried) < len(jobs)
-    assert len(set(found.tried)) == len(found.tried) >= 6
-    assert found.stopped == "no candidate promises 10% less"
-    assert valley(jobs[found.best]) < 1.15
-    assert min(found.costs) == valley(jobs[found.best])
-
-
-def test_few_candidates_are_all_tried() -> None:
-    found = search([job(workers=1), job(workers=2)], valley)
-    assert sorted(found.tried) == [0, 1]
-    assert found.stopped == "every candidate was tried"
-
-
-def test_a_search_of_nothing_is_an_error() -> None:
-    with pytest.raises(InputError, match=r"^candidates: there are none"):
-        search([], valley)
-    with pytest.raises(InputError, match=r"^improvement: 2 is not a share between 0 and 1$"):
-        search([job()], valley, improvement=2)

@@ -20,7 +20,7 @@ from foretrain import predictors
 from foretrain.cli import helping
 from foretrain.cli.app import COMMANDS
 from foretrain.errors import InputError
-from foretrain.job import Run
+from foretrain.run import Run
 from made_up import MODEL
 
 JOB = """
@@ -543,7 +543,17 @@ def test_names_of_the_package_are_there_when_they_are_used() -> None:
 
 def test_help_lists_every_command_with_its_own_line_and_imports_none() -> None:
     files = {path.stem for path in (Path(foretrain.__file__).parent / "cli").glob("*.py")}
-    shared = {"__init__", "__main__", "app", "completion", "helping", "job_options", "scale_out", "settings"}
+    shared = {
+        "__init__",
+        "__main__",
+        "app",
+        "completion",
+        "helping",
+        "job_options",
+        "lists",
+        "scale_out",
+        "settings",
+    }
     parts = {
         "predict_checks",
         "schedule_answers",
@@ -590,8 +600,9 @@ def test_a_wrong_command_is_told_with_the_one_that_was_meant() -> None:
 
 
 def test_a_forecast_imports_no_other_command_and_no_library_that_it_does_not_need(folder: Path) -> None:
-    ok("predict", "job.toml")
-    modules = loaded("from foretrain.cli import app\napp(['predict', 'job.toml'], standalone_mode=False)")
+    words = ["predict", "job.toml", "--batch", "8", "--loader-rate", "1e6"]
+    ok(*words)
+    modules = loaded(f"from foretrain.cli import app\napp({words}, standalone_mode=False)")
     assert "foretrain.cli.predict" in modules
     unused = {
         "torch",
@@ -601,6 +612,7 @@ def test_a_forecast_imports_no_other_command_and_no_library_that_it_does_not_nee
         "sqlalchemy",
         "pydantic",
         "foretrain.cli.fit",
+        "foretrain.launchers.session",
         "foretrain.measure",
     }
     assert modules.isdisjoint(unused)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.ernest import ErnestPredictor
+from foretrain.run import Run
 from foretrain.serve.controller import (
     ClusterResources,
     Controller,

@@ -18,7 +18,7 @@ from foretrain.catalog import Catalog
 from foretrain.cluster import Cluster
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast, RankMemory
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import FILE
 from foretrain.predictors.checks import check_predictor, on_two_devices
 from foretrain.predictors.deletepop import host_fit
@@ -37,6 +37,7 @@ from foretrain.predictors.deletepop.spread import (
     shipped_memory_widths,
     shipped_widths,
 )
+from foretrain.run import Run
 from made_up import MODELS, job, made_up, measure
 
 

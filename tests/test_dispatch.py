@@ -113,10 +113,10 @@ def test_the_exchange_of_a_graph_is_that_of_its_dispatcher() -> None:
     one = job({"expert": 8, "micro_batch": 1}, {"node": "dgx-h100", "nodes": 1})
     network, teams = Collectives(one.cluster), Teams.of(one)
     assert collective_s(there, network, teams) == collective_s(back, network, teams)
-    assert collective_s(there, network, teams, way="deepep") < collective_s(
-        back, network, teams, way="deepep"
+    assert collective_s(there, network, teams, dispatcher="deepep") < collective_s(
+        back, network, teams, dispatcher="deepep"
     )
-    assert collective_s(weights, network, teams, way="deepep") == 0
+    assert collective_s(weights, network, teams, dispatcher="deepep") == 0
 
 
 # What runs beside it

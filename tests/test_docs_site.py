@@ -16,7 +16,7 @@ import foretrain
 from foretrain import predictors
 from foretrain.catalog import Catalog
 from foretrain.cli.app import COMMANDS
-from foretrain.job import QUANTITIES
+from foretrain.quantities import QUANTITIES
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parent.parent

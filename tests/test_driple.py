@@ -18,7 +18,7 @@ from foretrain.cluster import ServerNodes
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.evaluate import evaluate
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import QUANTITIES, Job, Run
+from foretrain.job import Job
 from foretrain.measure.resources import Series, twelve_figures
 from foretrain.predictors.base import Table
 from foretrain.predictors.deletepop import DeletePopPredictor
@@ -48,6 +48,8 @@ from foretrain.predictors.driple.predictor import DriplePredictor
 from foretrain.predictors.driple.resources import resource_figures, resources
 from foretrain.predictors.driple.whitebox import GPU_PERIOD_S, ResourceUse, Whitebox, figures_in, loaded_bytes
 from foretrain.predictors.seen import workload_key
+from foretrain.quantities import QUANTITIES
+from foretrain.run import Run
 
 MODELS = """
 import torch

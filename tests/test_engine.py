@@ -19,13 +19,14 @@ from foretrain.costs.roofline import Roofline
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
 from foretrain.graph.fusion import Fusion, fuse
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.recomputation import with_recomputation
 from foretrain.predictors.scaledl import ScaleDLPredictor
 from foretrain.report import to_json, write_trace
 from foretrain.report.breakdown import What, breakdown
+from foretrain.run import Run
 from foretrain.step.exchange import sent_bytes
 from foretrain.step.graph import step_graph
 from foretrain.step.layout import lay_out

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from foretrain import predictors
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ernest import TERMS, ErnestPredictor, law, terms
-from foretrain.predictors.seen import LeftOutAlong, Numbers, Reach
+from foretrain.predictors.reach import LeftOutAlong, Reach
+from foretrain.predictors.seen import Numbers
+from foretrain.run import Run
 from workloads import job, law_s, runs
 
 

@@ -33,9 +33,10 @@ from foretrain.evaluate import (
     split_runs,
 )
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.report.tables import evaluation_tables
+from foretrain.run import Run
 from foretrain.workload import Model
 
 CATALOG = Catalog()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,21 +15,13 @@ from commands import run
 from foretrain import predictors
 from foretrain.errors import InputError
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job, Run
-from foretrain.predictors.base import EVIDENCE
-from foretrain.predictors.evidence import (
-    FIELDS,
-    SIZES,
-    Evidence,
-    Key,
-    Outcome,
-    Record,
-    Records,
-    describe,
-    shipped,
-    with_evidence,
-)
+from foretrain.job import Job
+from foretrain.predictors.base import EVIDENCE, Predictor
+from foretrain.predictors.evidence import Evidence, Outcome, with_evidence
+from foretrain.predictors.likeness import FIELDS, SIZES, Key, describe
+from foretrain.predictors.records import Record, Records, shipped
 from foretrain.predictors.side_by_side import PredictorAnswer, SideBySide
+from foretrain.run import Run
 
 LIKE = {
     "weights": {**dict.fromkeys(FIELDS, 0.1), **dict.fromkeys(SIZES, 0.05)},
@@ -91,9 +84,9 @@ def test_a_job_far_from_all_is_flagged_with_what_differs() -> None:
     assert flag is not None
     assert "device t4, measured h200-sxm-141gb" in flag
     forecast = Forecast(job=job(), predictor="deletepop", quantities={"step_time_s": Estimate(1, 1, 1)})
-    assert with_evidence(forecast, found).assumptions == (flag,)
-    assert with_evidence(forecast, known(records, job())).assumptions == ()
-    assert with_evidence(forecast, None).assumptions == ()
+    for evidence, notes in ((found, (flag,)), (known(records, job()), ()), (None, ())):
+        predictor = cast(Predictor, SimpleNamespace(knows=lambda _, told=evidence: told))
+        assert with_evidence(forecast, predictor).assumptions == notes
 
 
 def test_many_devices_are_far_from_one_by_their_link_and_bandwidth() -> None:

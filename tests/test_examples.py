@@ -20,8 +20,9 @@ import foretrain
 from commands import PATIENCE_S, ok
 from foretrain.api import make_job
 from foretrain.cli.app import COMMANDS
-from foretrain.job import Job, read_runs
+from foretrain.job import Job
 from foretrain.measure.campaign import cells, read_campaign
+from foretrain.run import read_runs
 
 pytest.importorskip("torch", reason="models cannot be traced without torch")
 ROOT = Path(__file__).parent.parent

@@ -18,12 +18,13 @@ from foretrain import predictors
 from foretrain.costs import fitting
 from foretrain.costs.learned import load_costs
 from foretrain.errors import InputError
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import EVIDENCE, FILE
 from foretrain.predictors.checks import check_saved
 from foretrain.predictors.deletepop.predictor import OPERATORS, DeletePopPredictor
 from foretrain.predictors.ray_models import RayModelsPredictor
 from foretrain.predictors.ray_models.search import Budget
+from foretrain.run import Run
 from made_up import H200, MODELS, dataset, job, made_up, measure
 
 A100 = "a100-sxm-80gb"

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
-from foretrain.job import QUANTITIES, Job, Run, read_jobs, read_runs
+from foretrain.job import Job, read_jobs
 from foretrain.plan import Plan
+from foretrain.quantities import QUANTITIES
+from foretrain.run import Run, read_runs
 from foretrain.workload import OPTIMIZERS, PRECISIONS, Model, Training
 
 CATALOG = Catalog()

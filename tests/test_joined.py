@@ -1,4 +1,5 @@
-"""Tests the joined predictor: who speaks for which job, that nothing it is scored on is learned from, and foretrain learn."""
+"""Tests the joined predictor: who speaks for which job, that nothing it is scored on is learned from, and
+foretrain learn."""
 
 from __future__ import annotations
 
@@ -15,17 +16,25 @@ import commands
 from foretrain import predictors
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.estimate import Estimate
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors import usual
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.evidence import Key
 from foretrain.predictors.joined import choosing, relations
-from foretrain.predictors.joined.choosing import WAYS, Array, LeftOut, Way, chosen_ways, errors_of
+from foretrain.predictors.joined.choosing import (
+    WEIGHTINGS,
+    Array,
+    LeftOut,
+    Weighting,
+    chosen_weightings,
+    errors_of,
+)
 from foretrain.predictors.joined.members import SHIPPED, everyone, read_names
 from foretrain.predictors.joined.predictor import JoinedPredictor, Joining
 from foretrain.predictors.joined.relations import Known, Relation
+from foretrain.predictors.likeness import Key
 from foretrain.predictors.seen import step_of
+from foretrain.run import Run
 from scaled_runs import job, run
 
 MODEL = """
@@ -157,7 +166,7 @@ def left_out(misses: list[list[float]], members: tuple[str, ...] = ("a", "b")) -
 
 def test_the_best_one_speaks_where_the_others_add_nothing() -> None:
     tried = left_out([[0.01 * (-1) ** i, 0.5] for i in range(24)])
-    ways, misses = chosen_ways(tried)
+    ways, misses = chosen_weightings(tried)
     assert ways["inside"] == "best"
     assert errors_of(misses).max() < 0.011
 
@@ -176,7 +185,7 @@ def test_two_that_err_in_opposite_ways_are_averaged() -> None:
     generator = np.random.default_rng(0)
     noise = generator.normal(0, 0.01, 24)
     tried = left_out([[0.2 + noise[i], -0.2 + noise[i]] for i in range(24)])
-    ways, misses = chosen_ways(tried)
+    ways, misses = chosen_weightings(tried)
     assert ways["inside"] != "best"
     assert errors_of(misses).mean() < 0.05
 
@@ -210,9 +219,9 @@ def test_a_repeat_has_no_part_in_what_is_chosen_for_a_run() -> None:
 def test_several_speak_only_where_that_helps_in_part_after_part(others: float, way: str) -> None:
     """A gain in one part of four is chance, however large."""
     parts = np.arange(24) % 4
-    by_way: dict[Way, Array] = {one: np.full(24, 0.2) for one in WAYS}
-    by_way["weighted"] = np.where(parts == 0, 0.0, others)
-    assert choosing._best_way(by_way, np.ones(24, dtype=bool), parts) == way
+    by_weighting: dict[Weighting, Array] = {one: np.full(24, 0.2) for one in WEIGHTINGS}
+    by_weighting["weighted"] = np.where(parts == 0, 0.0, others)
+    assert choosing._best_weighting(by_weighting, np.ones(24, dtype=bool), parts) == way
 
 
 def test_what_was_left_out_comes_back_from_its_document() -> None:
@@ -308,7 +317,8 @@ def test_what_it_was_off_on_left_out_runs_is_its_evidence(learned: JoinedPredict
 
 
 def test_a_run_has_no_part_in_the_interval_that_is_told_to_hold_it() -> None:
-    """Those that were left out together err alike: their own misses would make an interval that holds them."""
+    """Those that were left out together err alike: their own misses would make an interval that holds
+    them."""
     learned = JoinedPredictor(joining=QUICK)
     learned.tried_ = left_out([[1.0 if i % 4 == 0 else 0.01 * (-1) ** i] for i in range(32)], ("a",))
     learned.missed_ = learned.tried_.missed("best")

@@ -10,7 +10,7 @@ import pytest
 
 from foretrain import predictors
 from foretrain.errors import InputError
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Table
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.deletepop import DeletePopPredictor
@@ -19,6 +19,7 @@ from foretrain.predictors.driple.predictor import DriplePredictor
 from foretrain.predictors.joined import figures
 from foretrain.predictors.joined.figures import learn_figures, with_figures
 from foretrain.predictors.joined.predictor import JoinedPredictor, Joining
+from foretrain.run import Run
 
 MODELS = """
 import torch

@@ -19,9 +19,10 @@ import foretrain
 from commands import PATIENCE_S
 from foretrain.capture.sources.zoo import quiet_zoo_import
 from foretrain.estimate import Estimate
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.launchers.writing import Expected, write_launch
 from foretrain.launchers.writing.programs import benchmark
+from foretrain.run import Run
 from launch_plans import EXPECTED, planned
 
 pytestmark = pytest.mark.xdist_group(

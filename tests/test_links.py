@@ -12,11 +12,11 @@ import pytest
 
 from foretrain.api import make_job
 from foretrain.errors import InputError
-from foretrain.job import read_runs
 from foretrain.measure.backends import Local
 from foretrain.measure.campaign import cells, read_grid, run_campaign
 from foretrain.measure.links import Fabric, link_rate
 from foretrain.measure.tasks import Protocol
+from foretrain.run import read_runs
 
 
 def _why_not() -> str | None:

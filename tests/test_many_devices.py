@@ -13,13 +13,14 @@ import pytest
 
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.deletepop.calibration import Calibration, Case
 from foretrain.predictors.deletepop.rank_calibration import calibrate_parts
 from foretrain.predictors.deletepop.residuals import Residuals
 from foretrain.predictors.roofline import RooflinePredictor
+from foretrain.run import Run
 from foretrain.step.assembly import logged
 from foretrain.step.dealing import deal, fill, virtual_stages
 from foretrain.step.frameworks import Profile, attention_factor, profile

@@ -13,9 +13,10 @@ import foretrain
 from foretrain.costs.measured import operator_key
 from foretrain.errors import InputError
 from foretrain.graph import OpGraph, TensorSpec
+from foretrain.measure.calls import build_call
 from foretrain.measure.instances import Instance, by_value, collect, load_instances, save_instances
 from foretrain.measure.ops import measure_operators
-from foretrain.measure.replay import _match, batch_by_memory, build_call, busy_s
+from foretrain.measure.replay import _match, batch_by_memory, busy_s
 
 
 @pytest.fixture(scope="module")

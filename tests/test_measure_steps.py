@@ -13,11 +13,12 @@ import torch
 
 from foretrain.catalog.hosts import PARTS, REFERENCE, HostProfile
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.job import Job, read_runs
+from foretrain.job import Job
 from foretrain.measure import steps
 from foretrain.measure.host import measure_host
 from foretrain.measure.steps import measure_jobs, measure_step, process_start
 from foretrain.plan import Plan
+from foretrain.run import read_runs
 
 MODELS = """
 import torch

@@ -13,9 +13,10 @@ from foretrain.duration import start_up
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Estimate, Forecast, whole_training
 from foretrain.graph import Buffer, Op, OpGraph, Phase, Weight
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors import blackbox, physics
 from foretrain.predictors.base import Predictor
+from foretrain.run import Run
 from foretrain.step.graph import step_graph
 from foretrain.step.state import model_size
 from made_up import call, product, spec

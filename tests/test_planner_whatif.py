@@ -1,4 +1,5 @@
-"""What plans tell beside the best one: more devices, many runs, the largest that fits, probes, suggestions."""
+"""What plans tell beside the best one: more devices, many runs, the largest that fits, probes,
+suggestions."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from foretrain.planner.curves import WORTH_WHILE, Curve, curves, many_runs
 from foretrain.planner.goal import Goal
 from foretrain.planner.largest import largest
 from foretrain.planner.outcome import Option, Plans
-from foretrain.planner.probes import probes, total_cost
+from foretrain.planner.probes import probes
 from foretrain.planner.suggest import suggestions
 from foretrain.predictors import get
 from planning import LLAMA, job, planned
@@ -155,7 +156,6 @@ def test_probes_are_told_with_their_price_and_gain() -> None:
     assert 0 < len(found) <= 3
     assert len({probe.number for probe in found}) == len(found)
     assert all(probe.gain > 0 and probe.time_s > 0 for probe in found)
-    assert (total_cost(found) or 0) == pytest.approx(sum(probe.cost or 0.0 for probe in found))
 
 
 def test_no_probe_is_worth_while_where_one_plan_is_far_ahead() -> None:

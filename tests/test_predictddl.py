@@ -17,7 +17,7 @@ from foretrain import predictors
 from foretrain.capture import capture_job
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Table
 from foretrain.predictors.blackbox import UNSURE
 from foretrain.predictors.checks import check_predictor
@@ -37,6 +37,7 @@ from foretrain.predictors.predictddl.predictor import (
 )
 from foretrain.predictors.predictddl.primitives import KINDS, SHAPES, primitives
 from foretrain.predictors.predictddl.regressors import CANDIDATES, REGRESSORS, Problem, Scaled, choose
+from foretrain.run import Run
 
 MODELS = """
 import torch

@@ -15,12 +15,13 @@ from foretrain import predictors
 from foretrain.capture import capture_job
 from foretrain.cli import app
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.predictddl import baseline as laws
 from foretrain.predictors.predictddl.baseline import GPU, baseline, fit_baseline, physics
 from foretrain.predictors.predictddl.features import work_of
 from foretrain.predictors.predictddl.gpu import GPU_COLUMNS, PARTS, device_work, gpu_columns, play
 from foretrain.predictors.predictddl.predictor import PredictDDLPredictor, PredictDDLSettings
+from foretrain.run import Run
 
 MODELS = """
 from torch import nn

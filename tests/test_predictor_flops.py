@@ -9,9 +9,10 @@ import pytest
 
 from foretrain import predictors
 from foretrain.errors import UnsupportedJob
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.flops_regression import COLUMNS, FlopsPredictor, columns
+from foretrain.run import Run
 from made_up import MODELS
 from made_up import job as made_up_job
 

@@ -15,7 +15,7 @@ from foretrain import predictors
 from foretrain.costs import fitting
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.checks import check_forgets, check_predictor, made_up_runs, on_two_devices
 from foretrain.predictors.deletepop import datasets
@@ -24,6 +24,7 @@ from foretrain.predictors.predictddl.regressors import choose
 from foretrain.predictors.ray_models import predictor as ray_models
 from foretrain.predictors.ray_models.search import Budget
 from foretrain.predictors.ray_models.techniques import Recipe
+from foretrain.run import Run
 from made_up import made_up
 
 TINY = """

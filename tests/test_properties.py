@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from foretrain import predictors
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.checks import check_forecast, made_up_runs
 from foretrain.predictors.ray_models import RayModelsPredictor
 from foretrain.predictors.ray_models.search import STARTERS, Budget
 from foretrain.predictors.roofline import RooflinePredictor
+from foretrain.run import Run
 
 WIDTH, LAYERS, VOCABULARY, SEQUENCE = 1024, 4, 8192, 512
 LLAMA = {

@@ -16,7 +16,7 @@ from foretrain import predictors
 from foretrain.duration import start_up
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.ray_models import RayModelsPredictor
 from foretrain.predictors.ray_models import search as searching
@@ -33,6 +33,7 @@ from foretrain.predictors.ray_models.techniques import (
     ridge,
     single_threaded,
 )
+from foretrain.run import Run
 from scaled_runs import LEAST, QUICK, blind, grid, job, run, step_s
 
 

@@ -17,7 +17,7 @@ from foretrain import predictors
 from foretrain.costs.measured import MeasuredOperator
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.graph import TensorSpec
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.measure.job_candidates import cells_of_jobs, job_candidates
 from foretrain.predictors import neural
 from foretrain.predictors import scaledl as package
@@ -35,6 +35,7 @@ from foretrain.predictors.scaledl.graph import (
     layer_graph,
 )
 from foretrain.predictors.scaledl.predictor import ScaleDLPredictor
+from foretrain.run import Run
 
 MODELS = """
 import torch

@@ -11,8 +11,9 @@ import pytest
 
 import commands
 from foretrain.errors import InputError
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.cherrypick import configuration
+from foretrain.run import Run
 from foretrain.search import Turn, configured, next_turn, tried_by
 from scaled_runs import job, run, step_s
 

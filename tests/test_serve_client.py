@@ -16,7 +16,8 @@ from commands import fails, ok
 from foretrain.callbacks import Recorder
 from foretrain.client import Client, ServerError
 from foretrain.errors import InputError
-from foretrain.job import Job, Run, read_runs
+from foretrain.job import Job
+from foretrain.run import Run, read_runs
 from made_up import one_product
 from servers import Server, run_of, serving
 

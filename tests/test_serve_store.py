@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from foretrain.job import Run
 from foretrain.measure.store import Store, StoreError
-from foretrain.measure.store.database import LAYOUT
+from foretrain.measure.store.layout import LAYOUT
+from foretrain.run import Run
 from servers import run_of, start, write_until_it_dies
 
 ROUNDS = 3

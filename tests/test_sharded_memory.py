@@ -15,8 +15,9 @@ from foretrain.errors import InputError
 from foretrain.forecast import RankMemory
 from foretrain.graph import OpGraph
 from foretrain.graph.opset import is_product
-from foretrain.job import Job, Run, read_runs
+from foretrain.job import Job
 from foretrain.plan import Plan
+from foretrain.run import Run, read_runs
 from foretrain.step import rank_replay
 from foretrain.step.block_memory import kept_bytes
 from foretrain.step.frameworks import Profile, as_framework_runs_it, profile

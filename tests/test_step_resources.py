@@ -211,7 +211,7 @@ def test_the_watching_process_ends_with_its_input(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(watching, "Counters", none)
     stdin = types.SimpleNamespace(buffer=types.SimpleNamespace(read=lambda: enough.wait(0.2)))
     monkeypatch.setattr(sys, "stdin", stdin)
-    watching.main(str(tmp_path / "samples.jsonl"), 0, 0.01)
+    watching.main(str(tmp_path / "samples.jsonl"))
     lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert {line["kind"] for line in lines} == {"use", "pcie"}
     pcie = next(line for line in lines if line["kind"] == "pcie")

@@ -30,7 +30,6 @@ from hypothesis import strategies as st
 from commands import PATIENCE_S, begin_python
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
-from foretrain.job import QUANTITIES, Run
 from foretrain.measure.store import (
     Added,
     Entry,
@@ -40,13 +39,16 @@ from foretrain.measure.store import (
     StoreError,
     append_run,
     content_hash,
+    database,
     default_store,
     hide_password,
     is_database,
+    layout,
     open_runs,
     open_store,
 )
-from foretrain.measure.store import database as database
+from foretrain.quantities import QUANTITIES
+from foretrain.run import Run
 
 CATALOG = Catalog()
 spawn = multiprocessing.get_context("spawn")
@@ -249,7 +251,7 @@ def test_newer_layouts_and_formats_are_not_guessed_at(url: str) -> None:
             connection.exec_driver_sql("UPDATE foretrain_store SET layout = 7")
     with pytest.raises(
         StoreError,
-        match=f"the store has layout 7 and this foretrain knows {database.LAYOUT}; update foretrain",
+        match=f"the store has layout 7 and this foretrain knows {layout.LAYOUT}; update foretrain",
     ):
         Store.open(url)
 

@@ -13,8 +13,8 @@ import pytest
 
 from foretrain.capture import capture_job
 from foretrain.evaluate import evaluate
-from foretrain.job import Run
 from foretrain.predictors.roofline import RooflinePredictor
+from foretrain.run import Run
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

@@ -10,8 +10,9 @@ import commands
 from commands import fails
 from foretrain.errors import CaptureError, InputError
 from foretrain.forecast import Forecast
-from foretrain.job import Job, read_runs
+from foretrain.job import Job
 from foretrain.predictors.roofline import RooflinePredictor
+from foretrain.run import read_runs
 from foretrain.validation import FOLDER, tables, validate
 
 

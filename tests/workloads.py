@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.ernest import terms
+from foretrain.run import Run
 
 
 def job(

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
     from foretrain.forecast import Estimate, Forecast
     from foretrain.graph import OpGraph
-    from foretrain.job import Job, Run, read_jobs, read_runs
+    from foretrain.job import Job, read_jobs
     from foretrain.launchers import Launch, read_launch
     from foretrain.plan import Plan
     from foretrain.planner import Plans, plan
+    from foretrain.run import Run, read_runs
     from foretrain.workload import Workload
 
 __version__ = "0.3.0"
@@ -66,8 +67,9 @@ _FROM = {
     "forecast": ("Estimate", "Forecast"),
     "graph": ("OpGraph",),
     "launchers": ("Launch", "read_launch"),
-    "job": ("Job", "Plan", "Run", "Workload", "read_jobs", "read_runs"),
+    "job": ("Job", "Plan", "Workload", "read_jobs"),
     "planner": ("Plans",),
+    "run": ("Run", "read_runs"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 
@@ -76,9 +78,9 @@ def __getattr__(name: str) -> Any:
     """Names are imported when they are first used, so that ``import foretrain`` costs nothing."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
@@ -95,7 +97,7 @@ class _Package(ModuleType):
 
     @capture.setter
     def capture(self, subpackage: ModuleType) -> None:
-        """What the import system does with every subpackage, and what is not wanted here."""
+        """Ignore the import system, which puts every subpackage here."""
 
     @property
     def plan(self) -> Any:
@@ -103,7 +105,7 @@ class _Package(ModuleType):
 
     @plan.setter
     def plan(self, module: ModuleType) -> None:
-        """The same of the module that has the noun."""
+        """Ignore the import system, which puts the module with the noun here."""
 
 
 sys.modules[__name__].__class__ = _Package

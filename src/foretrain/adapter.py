@@ -37,7 +37,7 @@ _NO_MATTER = ("alpha", "lora_alpha", "use_rslora", "task_type", "init_lora_weigh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """Which layers get an adapter, of what rank, and what the frozen weights are kept in."""
+    """Says which layers get an adapter, of what rank, and what the frozen weights are kept in."""
 
     kind: Kind
     rank: int = 8
@@ -67,7 +67,7 @@ class Adapter:
 
     @property
     def words(self) -> str:
-        """In a few words: ``lora 16``."""
+        """Describe it in a few words: ``lora 16``."""
         named = "" if self.targets == ALL_LINEAR else f" on {'+'.join(self.listed)}"
         return f"{self.kind} {self.rank}{named}"
 
@@ -76,7 +76,8 @@ class Adapter:
         return (self.targets,) if isinstance(self.targets, str) else self.targets
 
     def kept_in(self, precision: str, framework: str) -> Format:
-        """What the adapters' own weights are kept in where a framework trains in this precision."""
+        """Name the format that the adapters' own weights are kept in where a framework trains in this
+        precision."""
         if self.precision is not None:
             return self.precision
         weights = _WEIGHTS.get(precision, "fp32")
@@ -126,7 +127,7 @@ def parse_adapter(value: Any, where: str) -> Adapter:
 
 
 def _check_bits(bits: Any, kind: Any, where: str) -> None:
-    """Of the frozen weights: QLoRA's are four, LoRA's those of the precision."""
+    """Refuse other bits of the frozen weights than QLoRA's four, and LoRA's those of the precision."""
     if convert(bits, int, f"{where}.bits") != 4 or kind != "qlora":
         raise InputError(f"{where}.bits: {bits} with kind = {kind!r} is not modelled; qlora has 4")
 

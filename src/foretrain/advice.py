@@ -15,14 +15,15 @@ from foretrain.catalog import Catalog
 from foretrain.cluster import Cluster
 from foretrain.errors import ForetrainError, InputError, first_line, unknown
 from foretrain.forecast import Estimate
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor
-from foretrain.units import count_of
+from foretrain.run import Run
+from foretrain.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What may be chosen from; what is left out is taken from the runs."""
+    """Says what may be chosen from; what is left out is taken from the runs."""
 
     samples: tuple[int, ...] = ()
     epochs: float | None = None
@@ -121,7 +122,7 @@ def candidates(
             try:
                 jobs.append(_scaled(base, section, workers, wishes.batch, count, epochs, catalog))
             except ForetrainError as error:
-                label = f"{count_of(workers, 'worker')} on {section.get('node') or section['device']}"
+                label = f"{counted(workers, 'worker')} on {section.get('node') or section['device']}"
                 refused[label] = first_line(error)
     if not jobs:
         field = "instances" if wishes.instances else "workers"
@@ -131,7 +132,7 @@ def candidates(
 
 
 def _sizes(base: Job, runs: Sequence[Run]) -> list[int]:
-    """Of the data that runs of the model have, the largest last."""
+    """List the sizes of the data that runs of the model have, the largest last."""
     trainings = [run.job.workload.training for run in runs if run.job.workload.model == base.workload.model]
     return sorted({training.samples for training in trainings if training.samples is not None})
 
@@ -150,18 +151,18 @@ def _epochs(base: Job, wishes: Wishes) -> float:
 
 
 def data_taken(base: Job, runs: Sequence[Run], wishes: Wishes) -> str:
-    """How much data the configurations train on, and how often, in words."""
+    """Say in words how much data the configurations train on, and how often."""
     sizes = _sizes(base, runs)
     if wishes.samples:
-        what = f"{', '.join(f'{count:,}' for count in wishes.samples)} samples an epoch"
+        amount = f"{', '.join(f'{count:,}' for count in wishes.samples)} samples an epoch"
     elif len(sizes) > 1:
         most = f"the most of the runs, which have {sizes[0]:,} to {sizes[-1]:,}"
-        what = f"{sizes[-1]:,} samples an epoch, {most} (--samples takes others)"
+        amount = f"{sizes[-1]:,} samples an epoch, {most} (--samples takes others)"
     else:
         whose = "as in the runs" if any(run.measured for run in runs) else "as the job has it"
-        what = f"{_most_samples(base, runs):,} samples an epoch, {whose} (--samples takes others)"
+        amount = f"{_most_samples(base, runs):,} samples an epoch, {whose} (--samples takes others)"
     epochs = _epochs(base, wishes)
-    return f"{what}; {epochs:g} epoch{'s' if epochs != 1 else ''}"
+    return f"{amount}; {epochs:g} epoch{'s' if epochs != 1 else ''}"
 
 
 def _grown(counts: set[int]) -> tuple[int, ...]:
@@ -205,7 +206,7 @@ def _machine(cluster: Cluster) -> tuple[str, str | None]:
 
 
 def _nodes_as(clusters: Sequence[Cluster], workers: int) -> int:
-    """How many nodes workers have that no cluster has as many of: one where all have one, otherwise as few as
+    """Count the nodes of workers that no cluster has as many of: one where all have one, otherwise as few as
     the fullest nodes allow."""
     most = max(each.groups[0].devices_per_node for each in clusters)
     if workers <= most or all(each.nodes == 1 for each in clusters):
@@ -274,31 +275,32 @@ def advise(
 
 
 def _rank(option: RatedConfiguration, risk: float) -> tuple[Any, ...]:
-    """In time before late; then what it costs; then device hours, where nothing is known of prices."""
+    """Rank by being in time before late; then by what it costs; then by device hours, where nothing is known
+    of prices."""
     in_time = option.late <= risk
     cost = option.cost.median if option.cost is not None else option.device_seconds
     return (not in_time, cost if in_time else option.late, option.total_time_s.median)
 
 
 def machines(job: Job) -> str:
-    """What a configuration is booked as."""
+    """Name what a configuration is booked as."""
     cluster = job.cluster
     node, device = cluster.groups[0].node, cluster.device
     if node is not None:
         return f"{cluster.nodes} x {node.name}"
     if device.is_cpu:
         nodes = f"{cluster.nodes} nodes with " if cluster.nodes > 1 else ""
-        return f"{nodes}{device.name}, {count_of(device.cores, 'core')} each"
-    return f"{count_of(cluster.nodes, 'node')} with {device.name}"
+        return f"{nodes}{device.name}, {counted(device.cores, 'core')} each"
+    return f"{counted(cluster.nodes, 'node')} with {device.name}"
 
 
 def notes(options: Sequence[RatedConfiguration]) -> list[str]:
-    """What the forecasts of these configurations note, each with those that it is said of."""
+    """List what the forecasts of these configurations note, each with those that it is said of."""
     said: dict[str, list[str]] = {}
     for option in options:
-        what = f"{count_of(option.job.cluster.world_size, 'worker')} on {machines(option.job)}"
+        configuration = f"{counted(option.job.cluster.world_size, 'worker')} on {machines(option.job)}"
         for note in option.notes:
-            said.setdefault(note, []).append(what)
+            said.setdefault(note, []).append(configuration)
     return [
         note if len(whom) == len(options) else f"{'; '.join(dict.fromkeys(whom))}: {note}"
         for note, whom in said.items()
@@ -307,7 +309,7 @@ def notes(options: Sequence[RatedConfiguration]) -> list[str]:
 
 def describe(job: Job) -> str:
     """A configuration in a few words."""
-    workers = count_of(job.cluster.world_size, "worker")
+    workers = counted(job.cluster.world_size, "worker")
     return f"{workers} on {machines(job)}, {job.workload.training.samples:,} samples"
 
 

@@ -18,7 +18,7 @@ _SMALLEST_SPLIT_MB = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorSettings:
-    """What may be set of torch's caching allocator; the defaults are torch's.
+    """Holds what may be set of torch's caching allocator; the defaults are torch's.
 
     >>> AllocatorSettings.read("expandable_segments:True,max_split_size_mb:512")
     AllocatorSettings(expandable_segments=True, max_split_bytes=536870912, power2_divisions=0)
@@ -33,7 +33,7 @@ class AllocatorSettings:
 
     @classmethod
     def read(cls, text: str, field: str = "training.allocator") -> AllocatorSettings:
-        """From a text such as ``expandable_segments:True``; errors name the ``field``."""
+        """Read a text such as ``expandable_segments:True``; errors name the ``field``."""
         given: dict[str, float] = {}
         for part in filter(None, (one.strip() for one in text.split(","))):
             name, _, value = (one.strip() for one in part.partition(":"))
@@ -56,7 +56,7 @@ class AllocatorSettings:
 
 
 def set_in_environment(environment: Mapping[str, str] = os.environ) -> str | None:
-    """What a process is started with; None where that is torch's defaults."""
+    """Read the settings that a process is started with; None where they are torch's defaults."""
     return next((environment[name] for name in VARIABLES if environment.get(name)), None)
 
 

@@ -18,10 +18,11 @@ from foretrain.checkpoints import is_checkpoint
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.launchers import SUFFIXES, Launch, read_launch
 from foretrain.model_names import check_file, model_section
 from foretrain.options import DEFAULT_DEVICE, check_names, lists_options, overridden, overriding, plain
+from foretrain.run import Run
 from foretrain.schema import convert, read
 from foretrain.workload import Model, Training
 
@@ -72,10 +73,8 @@ def predict(
     'h100-sxm-80gb'
     """
     from foretrain import predictors
+    from foretrain.predictors.answering import answer
     from foretrain.predictors.base import Predictor
-    from foretrain.predictors.evidence import with_evidence
-    from foretrain.predictors.fitting_changes import with_remedies
-    from foretrain.predictors.recomputation import with_recomputation
 
     check_names(options, beside=("inputs", "loss", "targets", "predictor", "catalog"))
     _check_kind("catalog", catalog, (Catalog, str, Path), "a catalogue, or the path of one")
@@ -95,9 +94,7 @@ def predict(
         if predictor is None or isinstance(predictor, str | Path)
         else predictor
     )
-    forecast = chosen.predict(job)
-    forecast = with_remedies(with_evidence(forecast, chosen.knows(forecast)), chosen)
-    forecast = with_recomputation(forecast, chosen)
+    forecast = answer(chosen, job)
     return forecast if _is_module(model) else _saying_what_is_left_out(forecast, options.get("optimizer"))
 
 
@@ -146,7 +143,7 @@ def _check_kind(name: str, value: object, kinds: tuple[type, ...], allowed: str)
 
 
 def _kind(target: object) -> str:
-    """What something is, in words, with what would do where that is near."""
+    """Describe a thing in words, with what would do where that is near."""
     if inspect.isclass(target):
         return f"the class {target.__name__} (an instance of it would do)"
     if callable(target):
@@ -195,7 +192,7 @@ def _with_defaults(job: Job, given: Set[str], defaults: Mapping[str, Any]) -> Jo
 
 
 def _own_training(section: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a user's program decides of its training; its batch is that of one device."""
+    """Read what a user's program decides of its training; its batch is that of one device."""
     if section["source"] != "python" or options.get("mode", "train") != "train":
         return {}
     from foretrain.capture.programs.settings import own_training
@@ -234,9 +231,9 @@ def _data_ranks(tables: Mapping[str, Any], catalog: Catalog) -> int:
 
 
 def _follow_graph(path: Path, tables: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a graph was captured with, put into the job; an option that contradicts it is an error."""
+    """Put what a graph was captured with into the job; an option that contradicts it is an error."""
     from foretrain.graph import OpGraph
-    from foretrain.graph.ir import checked
+    from foretrain.graph.storage import checked
 
     graph, training = checked(OpGraph.load(path), path), tables["training"]
     follows = ("mode", "precision", "fp8", "optimizer")

@@ -24,8 +24,8 @@ def entries(kind: str, name: str | None, known: Catalog) -> dict[str, dict[str, 
             "hosts": known.host,
         }
         find = finders[kind]
-        found = [find(one, kind) for one in (known.names(kind) if name is None else [name])]  # type: ignore[arg-type]
-        return {entry.name: as_table(entry) for entry in found}
+        listed = [find(one, kind) for one in (known.names(kind) if name is None else [name])]  # type: ignore[arg-type]
+        return {entry.name: as_table(entry) for entry in listed}
     if kind == "models" and name is not None and (preset := find_preset(name)) is not None:
         return {name: preset}
     table = (
@@ -47,8 +47,8 @@ def kind_of(name: str, known: Catalog) -> Kind:
         with contextlib.suppress(InputError):
             entries(kind, name, known)
             return kind
-    found = [*(entries("devices", None, known).values()), *(entries("nodes", None, known).values())]
-    names = {one for entry in found for one in (entry["name"], *entry.get("aliases", ()))}
+    machines = [*(entries("devices", None, known).values()), *(entries("nodes", None, known).values())]
+    names = {one for entry in machines for one in (entry["name"], *entry.get("aliases", ()))}
     raise unknown(
         "catalog", name, names | set(KINDS) | set(model_presets()), f"one of {', '.join(KINDS)} or of"
     )

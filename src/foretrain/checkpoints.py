@@ -79,7 +79,7 @@ def checkpoint_section(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def config_section(held: object, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same of the contents of a config.json, which errors call ``where``."""
+    """Read the [model] section from the contents of a config.json, which errors call ``where``."""
     if not isinstance(held, Mapping):
         raise InputError(f"{where}: a configuration is a table of keys and values")
     if isinstance(name := held.get("architecture"), str) and "model_type" not in held:
@@ -122,7 +122,7 @@ def _of_transformers(held: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def _task(held: Mapping[str, Any]) -> str | None:
-    """What the class of a checkpoint does; None where no class is named.
+    """Name the task of a checkpoint's class; None where no class is named.
 
     >>> [_task({"architectures": [name]}) for name in ("LlamaForCausalLM", "GPT2LMHeadModel", "BertModel")]
     ['causal-lm', 'causal-lm', 'base']
@@ -154,8 +154,8 @@ def _sequence(held: Mapping[str, Any], task: str | None) -> int | None:
     )
     if task not in _OF_TEXT and not reads_text:
         return None
-    found = (text[name] for name in _POSITIONS if isinstance(text.get(name), int))
-    positions = next(found, _USUAL_TOKENS.get(task or "", 512))
+    stated = (text[name] for name in _POSITIONS if isinstance(text.get(name), int))
+    positions = next(stated, _USUAL_TOKENS.get(task or "", 512))
     reserved = 2 if positions > 2 and (positions - 2) & (positions - 3) == 0 else 0
     return int(min(positions - reserved, _LONGEST))
 

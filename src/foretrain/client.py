@@ -15,8 +15,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from foretrain.errors import ForetrainError, InputError, invalid
 from foretrain.estimate import Estimate
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.options import plain
+from foretrain.run import Run
 
 TOKEN = "FORETRAIN_TOKEN"
 """The variable of the environment with the token of a server."""
@@ -111,7 +112,7 @@ class ServedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uploaded:
-    """How many runs were new to a server, and how many it had."""
+    """Says how many runs were new to a server, and how many it had."""
 
     new: int
     known: int
@@ -161,8 +162,8 @@ class Client:
         predictor: str | None = None,
         **options: Any,
     ) -> Mapping[str, Any]:
-        """The same with what a page draws of it: parts and timeline of the step, and how its time comes
-        about."""
+        """Ask for a forecast with what a page draws of it: parts and timeline of the step, and how its time
+        comes about."""
         asked = {**_target(model, options), **({} if predictor is None else {"predictor": predictor})}
         return self._post("/v1/record", asked)
 
@@ -263,8 +264,8 @@ class Client:
 
     def models(self, like: str = "", *, limit: int = 50) -> list[str]:
         """Names of models that have this part."""
-        found = self._ask("GET", f"/v1/models?{urlencode({'like': like, 'limit': limit})}")
-        return [one["name"] for one in found["models"]]
+        answer = self._ask("GET", f"/v1/models?{urlencode({'like': like, 'limit': limit})}")
+        return [one["name"] for one in answer["models"]]
 
     def predictors(self) -> list[Mapping[str, Any]]:
         return list(self._ask("GET", "/v1/predictors")["predictors"])
@@ -301,7 +302,7 @@ class Client:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Nothing, and no token, goes to another place than it was meant for."""
+    """Follows no redirect: nothing, and no token, goes to another place than it was meant for."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -325,7 +326,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def _question(asked: Any) -> dict[str, Any]:
-    """One of two that are compared."""
+    """Write one of two that are compared."""
     model, options = asked if isinstance(asked, tuple) else (asked, {})
     return _target(model, options)
 

@@ -133,7 +133,7 @@ class Cluster:
     def read(
         cls, section: Mapping[str, Any], catalog: Catalog | None = None, *, base: Path = Path()
     ) -> Cluster:
-        """From the job file's section, which lies in ``base``; errors name the field, the value and what is
+        """Read the job file's section, which lies in ``base``; errors name the field, the value and what is
         allowed.
 
         >>> Cluster.read({"node": "dgx-h100", "nodes": 2}).world_size
@@ -204,14 +204,14 @@ class Cluster:
     @property
     def distinct_groups(self) -> tuple[Group, ...]:
         """The groups, each once of those that are alike but for their number of nodes."""
-        found: list[Group] = []
+        distinct: list[Group] = []
         for group in self.groups:
-            if not any(group.is_like(other) for other in found):
-                found.append(group)
-        return tuple(found)
+            if not any(group.is_like(other) for other in distinct):
+                distinct.append(group)
+        return tuple(distinct)
 
     def alone(self, group: Group) -> Cluster:
-        """One of the groups by itself, with the host of its own nodes unless the cluster's is told."""
+        """Take one of the groups by itself, with the host of its own nodes unless the cluster's is told."""
         return dataclasses.replace(
             self, groups=(group,), issuer=group.issuer if self.host is None else self.issuer
         )
@@ -264,8 +264,8 @@ def host_cores(host: str | None) -> int | None:
     >>> host_cores("AMD EPYC, 2 cores"), host_cores("16-core Xeon"), host_cores("laptop")
     (2, 16, None)
     """
-    found = re.search(r"(\d+)[ -]cores?\b", host or "")
-    return int(found.group(1)) or None if found else None
+    match = re.search(r"(\d+)[ -]cores?\b", host or "")
+    return int(match.group(1)) or None if match else None
 
 
 def _host(given: str | Host | None, groups: Sequence[Group], catalog: Catalog, base: Path) -> dict[str, Any]:

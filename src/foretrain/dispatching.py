@@ -48,7 +48,8 @@ def spreads_by_chance(plan: Plan) -> bool:
 
 
 def distinct(choices: float, places: int) -> float:
-    """Of so many places, those that the choices of a token fall on, each place as likely for each choice.
+    """Count, of so many places, those that the choices of a token fall on, each place as likely for each
+    choice.
 
     >>> round(distinct(8, 8), 2)
     5.25
@@ -58,6 +59,6 @@ def distinct(choices: float, places: int) -> float:
 
 
 def choices_of(copies: float, places: int) -> float:
-    """How many choices fall on so many distinct places: ``distinct`` the other way round."""
+    """Count the choices that fall on so many distinct places: ``distinct`` the other way round."""
     share = min(copies / places, 1.0 - 1e-9)
     return math.log1p(-share) / math.log1p(-1.0 / places) if places > 1 else 1.0

@@ -27,7 +27,7 @@ _NORMAL_90, _NORMAL_975 = 1.2816, 1.9600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """What of a model start-up and checkpoints depend on."""
+    """Says what start-up and checkpoints depend on of a model."""
 
     operators: int
     """Distinct ones of the step's graph."""
@@ -39,7 +39,7 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurationPart:
-    """Some of the time of a training, and where the figure comes from."""
+    """Holds a part of the time of a training, and where the figure comes from."""
 
     name: str
     time_s: Estimate
@@ -56,7 +56,8 @@ class Duration:
 
     @property
     def working_share(self) -> float:
-        """Of the time, that of steps and evaluation; in the rest the devices are idle."""
+        """Give the share of the time in which the devices work, on steps and evaluation; in the rest they are
+        idle."""
         working_s = sum(part.time_s.median for part in self.parts if part.name in (STEPS, EVALUATION))
         return min(1.0, working_s / self.time_s.median) if self.time_s.median else 1.0
 
@@ -82,8 +83,8 @@ def of_steps(
     forward_s: float | None = None,
     start: DurationPart | None = None,
 ) -> Duration:
-    """The same, where all steps together take this long; ``start`` is the start-up, where it is known
-    better."""
+    """Add up the whole training of a job whose steps take this long all together; ``start`` is the start-up,
+    where it is known better."""
     steps = job.workload.training.total_steps
     assert steps is not None
     step_time, start = steps_time * (1 / steps), start or start_up(job, size)
@@ -119,7 +120,7 @@ START, STEPS, DATA, EVALUATION, CHECKPOINTS, RESTARTS = (
 
 
 def start_up(job: Job, size: ModelSize | None) -> DurationPart:
-    """Until steps run at their usual pace, beyond as many usual ones."""
+    """Time the start until steps run at their usual pace, beyond as many usual ones."""
     model, device = shipped(), job.cluster.groups[0].device.name
     compiled = bool(job.workload.training.compile)
     time_s = model.estimate(
@@ -130,8 +131,8 @@ def start_up(job: Job, size: ModelSize | None) -> DurationPart:
         ranks=job.cluster.world_size,
         calls=None if size is None else size.calls,
     )
-    what = "imports, compiling" if compiled else "imports, first steps"
-    return DurationPart(name=START, time_s=time_s, source=f"{what}, as on {' and '.join(model.devices)}")
+    phases = "imports, compiling" if compiled else "imports, first steps"
+    return DurationPart(name=START, time_s=time_s, source=f"{phases}, as on {' and '.join(model.devices)}")
 
 
 def paced(job: Job, step_time: Estimate) -> Estimate:
@@ -200,7 +201,8 @@ def _write_s(job: Job, size: ModelSize) -> float:
 
 
 def _writing_nodes(job: Job) -> int:
-    """All where state is sharded over replicas; else those of one replica, or the one of its first rank."""
+    """Count the nodes that write: all where state is sharded over replicas; else those of one replica, or the
+    one of its first rank."""
     plan, cluster = job.plan, job.cluster
     if plan.shard != "none":
         return cluster.nodes
@@ -244,8 +246,8 @@ def _restarts(
 
 
 def _times(job: Job, every: int | str, steps: int, step_s: float) -> int:
-    """How often something is done that is done every so many steps, every epoch, or after so much time; and
-    at the end."""
+    """Count how often something is done that is done every so many steps, every epoch, or after so much time;
+    and at the end."""
     if every == "epoch":
         every = job.workload.training.steps_per_epoch or steps
     if isinstance(every, str):

@@ -63,7 +63,7 @@ def missing(library: str, what: str = "", extra: str = "") -> MissingLibrary:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of another library says, in one line.
+    """Put what an exception of another library says into one line.
 
     >>> first_line(ValueError("field 'a':\\n    too small\\n  more"))
     "field 'a': too small"

@@ -17,7 +17,7 @@ WIDER_95 = 1.53
 
 
 class Factors(NamedTuple):
-    """Around a median: the bounds of the 95 % and of the 80 % interval as multiples of it."""
+    """Holds the bounds of the 95 % and of the 80 % interval around a median, as multiples of it."""
 
     low_95: float
     low: float
@@ -26,13 +26,14 @@ class Factors(NamedTuple):
 
     @classmethod
     def of(cls, estimate: Estimate) -> Factors:
-        """Those of an estimate; where the 95 % interval is not known, it is as long as the 80 % interval."""
+        """Take the factors of an estimate; where the 95 % interval is not known, it is as long as the 80 %
+        interval."""
         low_95 = estimate.low if estimate.low_95 is None else estimate.low_95
         high_95 = estimate.high if estimate.high_95 is None else estimate.high_95
         return cls(*(bound / estimate.median for bound in (low_95, estimate.low, estimate.high, high_95)))
 
     def inverse(self) -> Factors:
-        """Those of one over the figure."""
+        """Turn them into the factors of one over the figure."""
         return Factors(*(1 / factor for factor in reversed(self)))
 
     def power(self, exponent: float) -> Factors:
@@ -45,12 +46,12 @@ class Factors(NamedTuple):
         return Factors(self.low_95 / outer, self.low / inner, self.high * inner, self.high_95 * outer)
 
     def widest(self, other: Factors) -> Factors:
-        """On each side the bound that is farther out."""
+        """Take on each side the bound that is farther out."""
         low_95, low, high, high_95 = zip(self, other, strict=True)
         return Factors(min(low_95), min(low), max(high), max(high_95))
 
     def joined(self, other: Factors) -> Factors:
-        """Those of a product of two that are unsure, neither because of the other."""
+        """Join them to the factors of a product of two that are unsure, neither because of the other."""
         pairs = zip(self, other, strict=True)
         low_95, low, high, high_95 = (math.hypot(math.log(one), math.log(two)) for one, two in pairs)
         return Factors(math.exp(-low_95), math.exp(-low), math.exp(high), math.exp(high_95))
@@ -127,11 +128,11 @@ class Estimate:
         return Estimate(whole.median, low, high, low_95, high_95)
 
     def at_least(self, limit: float) -> Estimate:
-        """What it is where nothing below the limit counts."""
+        """Raise every bound to a limit, below which nothing counts."""
         return self.mapped(lambda value: max(value, limit))
 
     def at_most(self, limit: float) -> Estimate:
-        """What it is where nothing above the limit counts."""
+        """Lower every bound to a limit, above which nothing counts."""
         return self.mapped(lambda value: min(value, limit))
 
     def _with(self, other: Estimate, join: Callable[[float, float], float]) -> Estimate:
@@ -157,7 +158,7 @@ class Estimate:
         return self.mapped(lambda value: numerator / value)
 
     def mapped(self, change: Callable[[float], float]) -> Estimate:
-        """Each bound changed by a function that only rises or only falls, which swaps them."""
+        """Change each bound by a function that only rises or only falls, which swaps them."""
         ends = [
             None if end is None else change(end)
             for end in (self.low_95, self.low, self.median, self.high, self.high_95)

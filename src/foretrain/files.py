@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def read_text(path: Path) -> str:
 
 
 def decompressed(path: Path) -> bytes:
-    """What the frames of a zstd file hold."""
+    """Decompress all frames of a zstd file."""
     import zstandard
 
     rest, plain = path.read_bytes(), []
@@ -59,13 +59,34 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_tables(path: Path) -> Any:
-    """What a ``.json`` file holds, or any other file as TOML."""
+    """Read a ``.json`` file, or any other file as TOML."""
     text = read_text(path)
     kind, parse = ("JSON", parse_json) if path.suffix == ".json" else ("TOML", parse_toml)
     try:
         return parse(text)
     except ValueError as error:
         raise InputError(f"{path}: not {kind} ({error})") from error
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers; blank ones are skipped."""
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The JSON values of a ``.jsonl`` file with their line numbers; blank lines are skipped."""
+    for number, line in text_lines(path):
+        try:
+            yield number, parse_json(line)
+        except ValueError as error:
+            raise InputError(f"{path}:{number}: not JSON ({error})") from error
+
+
+def data_folder() -> Path:
+    """Name the folder for what foretrain keeps of a user."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "foretrain"
 
 
 def check_target(path: Path, *, folder: bool = False) -> None:
@@ -82,7 +103,7 @@ def check_target(path: Path, *, folder: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """With all above it, where they are not there."""
+    """Make a folder with all above it, where they are not there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from foretrain.duration import Duration, ModelSize, duration, paced
 from foretrain.errors import ForetrainError, InputError
 from foretrain.estimate import Estimate, Factors
-from foretrain.job import QUANTITIES, Job
+from foretrain.job import Job
 from foretrain.model_flops import ModelFlops
+from foretrain.quantities import QUANTITIES
 from foretrain.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -93,12 +94,12 @@ class RankMemory:
 
     @property
     def needed_bytes(self) -> float:
-        """Of the smallest device on which it runs."""
+        """Give the memory of the smallest device on which it runs."""
         return self.reserved_bytes - self.returnable_bytes
 
     @property
     def fullness(self) -> float:
-        """What is reserved, as a share of its device where that is told."""
+        """Give what is reserved as a share of its device, where that is told."""
         return self.reserved_bytes / (self.capacity_bytes or 1.0)
 
 
@@ -115,7 +116,7 @@ _LEAST_IMPORTANT = ("traced with ",)
 
 
 def not_included(job: Job) -> str:
-    """What the time and the cost of the whole training leave out."""
+    """Say what the time and the cost of the whole training leave out."""
     training, cluster = job.workload.training, job.cluster
     fields: dict[str, object] = {"waiting for data": training.loader_rate, "failures": cluster.node_mtbf}
     if training.mode == "train":
@@ -130,15 +131,15 @@ def fullest_of(ranks: Sequence[RankMemory]) -> RankMemory:
 
 
 def usable_memory(job: Job, capacity_bytes: float) -> float:
-    """Of a device, what is left for torch beside CUDA's context and, of many, the buffers of NCCL."""
+    """Give what is left of a device for torch beside CUDA's context and, of many, the buffers of NCCL."""
     if job.cluster.world_size == 1 or any(group.device.is_cpu for group in job.cluster.groups):
         return capacity_bytes
     return capacity_bytes - min(_OUTSIDE_TORCH_BYTES, _MOST_OUTSIDE * capacity_bytes)
 
 
 def chance_of_running_out(needed: Estimate, rank: RankMemory | None, usable_bytes: float) -> float:
-    """That a rank asks for more than is usable; settings that its job leaves open and that save memory count
-    for two thirds."""
+    """Give the chance that a rank asks for more than is usable; settings that its job leaves open and that
+    save memory count for two thirds."""
     chance = needed.chance_above(usable_bytes)
     if rank is None or not rank.open_bytes:
         return chance
@@ -164,7 +165,7 @@ def the_pandas() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a predictor says of a job.
+    """Holds what a predictor says of a job.
 
     A quantity is ``forecast["step_time_s"]`` or ``forecast.step_time_s``; ``in`` and iteration go over their
     names. Printed, it is the summary that ``foretrain predict`` shows; in a notebook, a table.
@@ -264,11 +265,11 @@ class Forecast:
             columns=[*columns, "unit"],
         )
 
-    def inside(self, what: str) -> Step:
-        """The step that the predictor looked into, for ``what``; an error when it did not."""
+    def inside(self, purpose: str) -> Step:
+        """The step that the predictor looked into, for a ``purpose``; an error when it did not."""
         if self.step is None:
             raise InputError(
-                f"predictor: {self.predictor!r} does not look inside the step, so there is no {what}"
+                f"predictor: {self.predictor!r} does not look inside the step, so there is no {purpose}"
             )
         return self.step
 
@@ -280,7 +281,7 @@ class Forecast:
 
     @property
     def all_assumptions(self) -> list[str]:
-        """What was taken without being given, what the predictor assumed, and what is not included; what
+        """List what was taken without being given, what the predictor assumed, and what is not included; what
         matters most comes first."""
         job = self.job
         taken = [f"not given, so taken: {', '.join(job.assumed)}"] if job.assumed else []
@@ -320,7 +321,8 @@ class Forecast:
 
     @property
     def memory_capacity_bytes(self) -> float:
-        """Of the smallest device; where devices hold parts of their own size, of the one that is fullest."""
+        """Give the memory of the smallest device; where devices hold parts of their own size, of the one that
+        is fullest."""
         own = fullest_of(self.ranks).capacity_bytes if self.ranks else None
         return own or min(group.device.memory_bytes for group in self.job.cluster.groups)
 
@@ -332,7 +334,8 @@ class Forecast:
 
     @property
     def fullest(self) -> Estimate | None:
-        """What the fullest rank needs; the quantities are of the rank whose memory the framework reports.
+        """Estimate what the fullest rank needs; the quantities are of the rank whose memory the framework
+        reports.
 
         That is what the allocator holds; where the device has less, what is left when it has returned its
         cache."""
@@ -346,9 +349,9 @@ class Forecast:
 
     @property
     def memory_short_of(self) -> Literal["tensors", "fragmentation", "cache"] | None:
-        """What of the fullest rank goes beyond its device, by medians: its tensors; what lies between them;
-        or only what is cached, which torch returns to the device and asks for again in each step. None where
-        it runs without that, or it is not known."""
+        """Say what of the fullest rank goes beyond its device, by medians: its tensors; what lies between
+        them; or only what is cached, which torch returns to the device and asks for again in each step. None
+        where it runs without that, or it is not known."""
         if not self.ranks or self.fullest is None:
             return None
         rank, capacity = fullest_of(self.ranks), self.memory_capacity_bytes
@@ -360,12 +363,12 @@ class Forecast:
 
     @property
     def peak_moment(self) -> PeakMoment | None:
-        """When the fullest rank reaches its peak; None when it is not known."""
+        """Name the moment when the fullest rank reaches its peak; None when it is not known."""
         return fullest_of(self.ranks).peak if self.ranks else None
 
     @property
     def usable_memory_bytes(self) -> float:
-        """Of the device that is fullest."""
+        """Give the memory that may be used of the fullest device."""
         return usable_memory(self.job, self.memory_capacity_bytes)
 
     @property
@@ -417,7 +420,7 @@ class Forecast:
         if self.step is not None:
             result["step_breakdown_s"] = self.step.causes_s
         if self.step is not None and breakdown:
-            result["breakdown_s"] = {what: self.step.by(what) for what in ("phase", "operator")}
+            result["breakdown_s"] = {grouping: self.step.by(grouping) for grouping in ("phase", "operator")}
         return result
 
 

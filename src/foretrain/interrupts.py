@@ -14,13 +14,15 @@ _SAME_S = 1.0
 
 
 class _Sigterm:
-    """When it was last heard; Ray, for one, makes exceptions of its own of those that handlers raise."""
+    """Keeps when it was last heard; Ray, for one, makes exceptions of its own of those that handlers
+    raise."""
 
     heard_s = -math.inf
 
 
 def exit_code() -> int:
-    """What a program that a KeyboardInterrupt ends returns to the shell: 128 and the number of the signal."""
+    """Give what a program that a KeyboardInterrupt ends returns to the shell: 128 and the number of the
+    signal."""
     return 128 + (signal.SIGTERM if _Sigterm.heard_s > -math.inf else signal.SIGINT)
 
 
@@ -63,7 +65,7 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Who answers SIGTERM before the block answers it after, whatever a library sets meanwhile."""
+    """Let who answers SIGTERM before the block answer it after, whatever a library sets meanwhile."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

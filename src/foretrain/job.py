@@ -1,4 +1,4 @@
-"""Describes what is trained, where and how it is parallelised: Job and Run, from TOML or JSON and back."""
+"""Describes what is trained, where and how it is parallelised: Job, from TOML or JSON and back."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from foretrain import spellings
 from foretrain.adapter import Adapter
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
-from foretrain.files import parse_json, read_tables, read_text
+from foretrain.files import parse_json, read_tables, text_lines
 from foretrain.placing import check_groups
 from foretrain.plan import ContextExchange, Dispatcher, Plan, Recompute, Schedule, Shard
-from foretrain.provenance import as_measured
-from foretrain.schema import convert, read
+from foretrain.schema import read
 from foretrain.spellings import Spellings
 from foretrain.workload import (
     FILE_SOURCES,
@@ -49,35 +48,13 @@ SPELLED: dict[str, Spellings] = {
 }
 """What the fields that are one of a few names read."""
 
-RESOURCE_FIGURES: dict[str, str] = {
-    f"{resource}_{figure}": "s" if figure.endswith("_s") else rate
-    for resource, rate in (("device_utilization", ""), ("memory_utilization", ""), ("network_rx", "B/s"),
-    ("network_tx", "B/s"))
-    for figure in ("idle_s", "active_s", "peak")
-}  # fmt: skip
-"""Driple's twelve, of the window that a run was sampled in: mean length of idle and of active spans, mean
-peak of the active ones."""
-
 _FROM_BLACKWELL_ON: dict[str, int] = {"mxfp8": 32, "nvfp4": 16}
 """Ways of casting that older devices have no products for, and how many numbers share a scale."""
-
-QUANTITIES: dict[str, str] = {
-    "step_time_s": "s", "step_time_without_sync_s": "s", "forward_time_s": "s", "backward_time_s": "s",
-    "optimizer_time_s": "s",
-    "device_busy_s": "s", "host_issue_s": "s", "kernels": "", "peak_memory_bytes": "B",
-    "reserved_memory_bytes": "B",
-    "samples_per_s": "/s", "tokens_per_s": "/s", "epoch_time_s": "s", "total_time_s": "s",
-    "startup_time_s": "s",
-    "device_utilization": "", "memory_utilization": "", "memory_busy": "", "power_w": "W",
-    "network_tx_bytes_per_s": "B/s", "network_rx_bytes_per_s": "B/s", **RESOURCE_FIGURES,
-}  # fmt: skip
-"""Every quantity that a run may carry and a forecast may give, with its SI unit."""
 
 T = TypeVar("T")
 
 Edit = Callable[[Any], Any]
 """What changes the tables of a job before they are read."""
-
 
 UNSAID_RECOMPUTATION = "recompute none"
 """Among what is assumed, of a framework whose launchers choose it by the memory that there is."""
@@ -121,25 +98,24 @@ class Job:
         if servers and split:
             what = f"plan.servers: {servers} serve workers that hold the whole model"
             raise InputError(f"{what}; leave out plan.{split[0]} = {getattr(self.plan, split[0])}")
-
         if self.plan.offload and any(group.device.is_cpu for group in self.cluster.groups):
             raise InputError("plan.offload: true, but a CPU is the host already; leave it out")
 
     def _check_precision(self) -> None:
         """fp8 runs nowhere but on units of its own; other formats that a device lacks run as wider ones."""
+        training = self.workload.training
+        if self.plan.fp8_gather and training.precision != "fp8":
+            raise InputError("plan.fp8_gather: true needs training.precision fp8")
         for device in (group.device for group in self.cluster.groups):
-            if self.workload.training.precision == "fp8" and device.fp8 is None:
+            if training.precision == "fp8" and device.fp8 is None:
                 raise InputError(
                     f"training.precision: 'fp8' cannot run on {device.name}, which has no fp8 rate in the "
                     "catalogue; use bf16 or fp16, or a device that has one"
                 )
-            if self.plan.fp8_gather and self.workload.training.precision != "fp8":
-                raise InputError("plan.fp8_gather: true needs training.precision fp8")
-            recipe = self.workload.training.fp8
-            if recipe in _FROM_BLACKWELL_ON and device.capability and float(device.capability) < 10:
+            if training.fp8 in _FROM_BLACKWELL_ON and device.capability and float(device.capability) < 10:
                 raise InputError(
-                    f"training.fp8: {recipe!r} cannot run on {device.name}: scales of "
-                    f"{_FROM_BLACKWELL_ON[recipe]} numbers came with Blackwell; "
+                    f"training.fp8: {training.fp8!r} cannot run on {device.name}: scales of "
+                    f"{_FROM_BLACKWELL_ON[training.fp8]} numbers came with Blackwell; "
                     "use delayed, current or blockwise"
                 )
 
@@ -193,8 +169,8 @@ class Job:
 
     @property
     def balance(self) -> Literal["even", "speed"]:
-        """How work is dealt out to groups that differ: as the plan says, else layers of a pipeline by speed
-        and a batch alike, as launchers split it."""
+        """Say how work is dealt out to groups that differ: as the plan says, else layers of a pipeline by
+        speed and a batch alike, as launchers split it."""
         if self.plan.balance is not None:
             return self.plan.balance
         return "speed" if self.plan.pipeline > 1 and len(self.cluster.distinct_groups) > 1 else "even"
@@ -212,7 +188,7 @@ class Job:
         self._check_inputs()
 
     def _check_inputs(self) -> None:
-        """What goes into a model at once can be counted, with what its layers make of it."""
+        """Refuse inputs so large that what a model's layers make of them can no longer be counted."""
         training = self.workload.training
         for name, numbers in (
             ("image", math.prod(training.image_shape or (0,))),
@@ -318,7 +294,7 @@ class Job:
 
     @property
     def of_step(self) -> Job:
-        """The same without its length: what a step depends on."""
+        """Leave out the length of the training: what is left is what a step depends on."""
         training = self.workload.training
         if (alone := training.of_step) is training:
             return self
@@ -334,91 +310,11 @@ class Job:
         }
 
     def seen_from(self, folder: Path) -> Job:
-        """The same job for a file in ``folder``: the path of its model starts there."""
+        """Name the model as a file in ``folder`` names it: its path starts there."""
         work, model = self.workload, self.workload.model
         if model.source in FILE_SOURCES:
             model = dataclasses.replace(model, name=path_seen_from(str(model.name), work.base, folder))
         return dataclasses.replace(self, workload=dataclasses.replace(work, model=model, base=folder))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A job with what was measured and where the figures come from.
-
-    The only input of ``fit`` and ``evaluate``.
-    """
-
-    job: Job
-    measured: Mapping[str, float]
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, data: object, *, catalog: Catalog | None = None, base: Path = Path()) -> Run:
-        if not isinstance(data, Mapping) or "job" not in data or "measured" not in data:
-            raise InputError("run: a run is a table with job and measured (and provenance)")
-        for key in data:
-            if key not in ("job", "measured", "provenance"):
-                raise unknown(str(key), key, ("job", "measured", "provenance"), "a known key; allowed are")
-        measured = convert(data["measured"], Mapping[str, float], "measured")
-        for name in measured:
-            if name not in QUANTITIES:
-                raise unknown(f"measured.{name}", name, QUANTITIES, "a known quantity; allowed are")
-        _check_measured(measured, "measured")
-        provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
-        measured = {**sampled_figures(provenance), **measured}
-        job = Job.read(_with_possible_experts(data["job"]), catalog=catalog, base=base)
-        work = job.workload
-        job = dataclasses.replace(
-            job,
-            workload=dataclasses.replace(work, model=work.model.measured_with(provenance)),
-            cluster=job.cluster.measured_on(provenance, catalog),
-        )
-        return cls(job=as_measured(job, provenance), measured=measured, provenance=provenance)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "job": self.job.to_dict(),
-            "measured": dict(self.measured),
-            "provenance": dict(self.provenance),
-        }
-
-
-def _with_possible_experts(tables: Any) -> Any:
-    """A job that was measured did run: where its table names more expert ranks than a pipeline stage has
-    devices (as published ones do), the whole stage shares the experts."""
-    plan = tables.get("plan") if isinstance(tables, Mapping) else None
-    if not isinstance(plan, Mapping) or "data" not in plan or "expert_tensor" in plan:
-        return tables
-    *sizes, expert = (plan.get(name, 1) for name in ("data", "tensor", "context", "expert"))
-    if not all(isinstance(one, int) for one in (*sizes, expert)) or expert <= math.prod(sizes):
-        return tables
-    return {**tables, "plan": {**plan, "expert": math.prod(sizes)}}
-
-
-def sampled_figures(provenance: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of the resources, which campaigns keep beside the series that they are of."""
-    resources = provenance.get("resources")
-    figures = resources.get("figures") if isinstance(resources, Mapping) else None
-    if not isinstance(figures, Mapping):
-        return {}
-    sampled = {
-        name: float(figures[name]) for name in RESOURCE_FIGURES if isinstance(figures.get(name), int | float)
-    }
-    _check_measured(sampled, "provenance.resources.figures")
-    return sampled
-
-
-_ABOVE_ZERO = ("_time_s", "samples_per_s", "tokens_per_s")
-"""How the names of times and rates end, which no run can have at zero."""
-
-
-def _check_measured(figures: Mapping[str, float], where: str) -> None:
-    """Refuse what nothing can be learned from or compared with."""
-    for name, value in figures.items():
-        if name.endswith(_ABOVE_ZERO) and not 0 < value < math.inf:
-            raise invalid(f"{where}.{name}", value, "a finite number above zero")
-        if not 0 <= value < math.inf:
-            raise invalid(f"{where}.{name}", value, "a finite number, zero or above")
 
 
 def path_seen_from(name: str, base: Path, folder: Path) -> str:
@@ -429,22 +325,6 @@ def path_seen_from(name: str, base: Path, folder: Path) -> str:
     """
     path = base / name
     return os.path.relpath(path.parent.resolve() / path.name, folder.resolve())
-
-
-def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers; blank ones are skipped."""
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            yield number, line
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The JSON values of a ``.jsonl`` file with their line numbers; blank lines are skipped."""
-    for number, line in text_lines(path):
-        try:
-            yield number, parse_json(line)
-        except ValueError as error:
-            raise InputError(f"{path}:{number}: not JSON ({error})") from error
 
 
 def parse_job(
@@ -468,24 +348,6 @@ def read_jobs(path: Path, *, catalog: Catalog | None = None) -> Iterator[tuple[i
             yield number, parse_job(line, catalog=catalog, base=path.parent)
         except InputError as error:
             raise InputError(f"{path}:{number}: {error}") from error
-
-
-def read_runs(path: Path, *, catalog: Catalog | None = None) -> Iterator[tuple[int, Run]]:
-    """Runs of a ``.jsonl`` file with their line numbers."""
-    catalog = catalog or Catalog.load()
-    for number, data in read_lines(path):
-        try:
-            yield number, Run.read(data, catalog=catalog, base=path.parent)
-        except InputError as error:
-            raise InputError(f"{path}:{number}: {error}") from error
-
-
-def runs_of_file(path: Path) -> list[Run]:
-    """The runs of a ``.jsonl`` file, which has some."""
-    found = [run for _, run in read_runs(path)]
-    if not found:
-        raise InputError(f"{path}: empty; a runs file has one run per line")
-    return found
 
 
 def _read(cls: type[T], section: object, path: str) -> T:

@@ -18,9 +18,10 @@ from foretrain.architectures import family
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.evaluate import Comparison, Evaluation, PredictorScore, Scores, evaluate, job_key
-from foretrain.files import parse_json, read_text, write_atomically
-from foretrain.job import RESOURCE_FIGURES, Run, read_runs, text_lines
+from foretrain.files import parse_json, read_text, text_lines, write_atomically
 from foretrain.predictors.base import Predictor
+from foretrain.quantities import RESOURCE_FIGURES
+from foretrain.run import Run, read_runs
 
 SPLITS: Mapping[str | None, str] = {
     None: "as shipped",
@@ -76,8 +77,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """How far two measurements of one job lie apart: half of their distance over their mean, so what the best
-    of all predictors would still be off by."""
+    """Says how far two measurements of one job lie apart: half of their distance over their mean, so what the
+    best of all predictors would still be off by."""
 
     source: str
     quantity: str
@@ -116,7 +117,7 @@ def source(path: Path | str) -> str:
 
 
 def tasks(names: Sequence[str], files: Sequence[Path]) -> Iterator[BoardTask]:
-    """What there is to score.
+    """List what there is to score.
 
     A predictor that comes with what it learned is scored as shipped, so that a user's runs are like those of
     any file but those it learned from; on these (its home) architecture families are left out in turn. One
@@ -141,7 +142,6 @@ def board(
     most: int | None = None,
     work: Path | None = None,
     processes: int = 1,
-    catalog: Catalog | None = None,
     starting: Callable[[BoardTask, int, int], None] = lambda task, done, total: None,
 ) -> Board:
     """Score predictors (all, where none is named) on files of runs.
@@ -151,12 +151,12 @@ def board(
     what was kept of other runs is not taken. ``starting`` hears of every task before it begins.
     """
     todo = list(tasks(names or predictors.names(), files))
-    facts = {path: _facts(path, catalog or Catalog.load()) for path in dict.fromkeys(files)}
+    facts = {path: _facts(path) for path in dict.fromkeys(files)}
     for path, known in facts.items():
         if not known:
             if not any(text_lines(path)):
                 raise InputError(f"{path}: empty; a runs file has one run per line")
-            list(read_runs(path, catalog=catalog))  # says what is wrong with its first line
+            list(read_runs(path))  # says what is wrong with its first line
     results: list[PredictorScore] = []
     points: list[Point] = []
     missing: list[str] = []
@@ -164,7 +164,7 @@ def board(
         starting(task, number, len(todo))
         kept = None if work is None else work / f"{_key(task, most)}.json"
         try:
-            scored = _taken(kept, task) or _scored(task, most, processes, catalog)
+            scored = _taken(kept, task) or _scored(task, most, processes)
         except ForetrainError as error:
             missing.append(f"{task}: {first_line(error)}")
             continue
@@ -186,20 +186,13 @@ def _wanted(predictor: type[Predictor]) -> tuple[str, ...]:
     return RESOURCES if predictor.quantities >= frozenset(RESOURCE_FIGURES) else QUANTITIES
 
 
-def _scored(task: BoardTask, most: int | None, processes: int, catalog: Catalog | None) -> Evaluation:
-    return evaluate(
-        task.paths,
-        predictors=[task.predictor],
-        split=task.split,
-        most=most,
-        processes=processes,
-        catalog=catalog,
-    )
+def _scored(task: BoardTask, most: int | None, processes: int) -> Evaluation:
+    return evaluate(task.paths, predictors=[task.predictor], split=task.split, most=most, processes=processes)
 
 
 def _taken(path: Path | None, task: BoardTask) -> Evaluation | None:
-    """What was kept of a task, its files by the names that they have now; nothing where it is not there or of
-    another version."""
+    """Read what was kept of a task, its files by the names that they have now; nothing where it is not there
+    or of another version."""
     if path is None or not path.exists():
         return None
     called = {each.name: str(each) for each in task.paths}
@@ -225,13 +218,15 @@ _Facts = Mapping[int, Run]
 """Runs of a file by their line."""
 
 
-def _facts(path: Path, catalog: Catalog) -> _Facts:
+def _facts(path: Path) -> _Facts:
+    """Read the runs of a file that can be read; ``evaluate`` names the others."""
+    catalog = Catalog.load()
     run_of_line: dict[int, Run] = {}
     for line, text in text_lines(path):
         try:
             run_of_line[line] = Run.read(parse_json(text), catalog=catalog, base=path.parent)
         except (ForetrainError, ValueError):
-            continue  # evaluate names it
+            continue
     return run_of_line
 
 
@@ -256,7 +251,7 @@ def _point(row: Comparison, split: str | None, runs: _Facts) -> Point:
 
 
 def _noise(files: Mapping[Path, _Facts]) -> Iterator[Noise]:
-    """Of jobs that a file has more than once."""
+    """Measure the noise of jobs that a file has more than once."""
     for path, runs in files.items():
         for quantity in QUANTITIES:
             by_job: dict[str, list[float]] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryChange:
-    """What a library does from a version on, in models of some types."""
+    """Says what a library does from a version on, in models of some types."""
 
     name: str
     library: str
@@ -60,7 +60,7 @@ LIBRARIES = tuple(sorted({change.library for change in CHANGES}))
 def changes_undone(
     wanted: Mapping[str, str], installed: Mapping[str, str], source: str, model_type: str | None
 ) -> tuple[LibraryChange, ...]:
-    """What is to be done as before the change, for models of a source and, of transformers, a type."""
+    """List the changes that are to be undone, for models of a source and, of transformers, a type."""
     return tuple(
         change
         for change in CHANGES

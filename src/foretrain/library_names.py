@@ -35,7 +35,8 @@ def _configured(text: str) -> Iterable[str]:
 
 
 def installed_names(library: str) -> frozenset[str]:
-    """By the source text of the installed library; none where it is not installed or cannot be read."""
+    """Read the names from the source text of the installed library; none where it is not installed or cannot
+    be read."""
     return _read(library, _folder(library))
 
 
@@ -53,18 +54,18 @@ def _read(library: str, folder: Path | None) -> frozenset[str]:
     if folder is None:
         return frozenset()
     names = _configured if library == "transformers" else _registered
-    found: set[str] = set()
+    all_names: set[str] = set()
     for path in folder.glob(_FOLDERS[library]):
         try:
-            found.update(names(path.read_text(encoding="utf-8")))
+            all_names.update(names(path.read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError):
             continue
-    return frozenset(found)
+    return frozenset(all_names)
 
 
 @functools.cache
 def shipped_names() -> Mapping[str, frozenset[str]]:
-    """By library, those of the versions that ``catalog/library_names.toml`` was written for."""
+    """Read the names, by library, of the versions that ``catalog/library_names.toml`` was written for."""
     text = (Path(__file__).parent / "catalog" / "library_names.toml").read_text(encoding="utf-8")
     return {name: frozenset(tomllib.loads(text)[name]["names"].split()) for name in LIBRARIES}
 

@@ -76,7 +76,8 @@ def fill_link(
     device: Device,
     catalog: Catalog,
 ) -> Link:
-    """What the job gives, else what the node has, else what is usual for the device and the kind of link."""
+    """Fill a link in by what the job gives, else what the node has, else what is usual for the device and the
+    kind of link."""
     of_job = of_job or LinkSpec()
     usual = "ethernet" if scope == "network" else "pcie" if device.link_optional else device.link
     kind = catalog.link_kind(of_job.kind or of_node.kind or usual, f"{where}.kind")
@@ -111,7 +112,7 @@ def fill_link(
 
 
 def _first(of_job: T | None, of_node: T | None, usual: T) -> T:
-    """What is said first."""
+    """Take what is said first."""
     return next(value for value in (of_job, of_node, usual) if value is not None)
 
 

@@ -11,7 +11,8 @@ from foretrain.estimate import Estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlops:
-    """Of the whole job: all ranks and micro-batches of one optimizer step together."""
+    """Counts FLOPs and parameters of the whole job: all ranks and micro-batches of one optimizer step
+    together."""
 
     parameters: int
     """Of the whole model, each shared one counted once."""

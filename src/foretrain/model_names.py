@@ -50,7 +50,7 @@ def model_presets() -> dict[str, dict[str, Any]]:
 
 
 def preset_spellings() -> list[str]:
-    """All that presets are called, in lower case."""
+    """List all that presets are called, in lower case."""
     return sorted(_index()[0])
 
 
@@ -80,7 +80,7 @@ def _index() -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
 
 
 def _short(name: str) -> str:
-    """Without the organisation: Qwen/Qwen3-8B is qwen3-8b."""
+    """Leave the organisation out: Qwen/Qwen3-8B is qwen3-8b."""
     last = name.rpartition("/")[2]
     return (name if last.isdigit() else last).lower()
 
@@ -98,7 +98,7 @@ def _words(name: str) -> list[str]:
 
 
 def _distinguishing(words: list[str], dropped: frozenset[str] = _TUNED, keep: str = "") -> list[str]:
-    """Those that tell architectures apart."""
+    """Keep the words that tell architectures apart."""
     return [word for word in words if word not in dropped or word == keep]
 
 
@@ -129,18 +129,18 @@ def find_preset(name: str) -> dict[str, Any] | None:
     meta-llama/Llama-3.1-70B
     meta-llama/Llama-3.1-70B
     """
-    found = _exact(name) or _loose(name)
-    return None if found is None else _whole(found)
+    preset = _exact(name) or _loose(name)
+    return None if preset is None else _whole(preset)
 
 
 def exact_preset(name: str) -> dict[str, Any] | None:
     """The preset that goes by this very name, in any case and without its organisation."""
-    found = _exact(name)
-    return None if found is None else _whole(found)
+    preset = _exact(name)
+    return None if preset is None else _whole(preset)
 
 
-def _whole(found: tuple[str, str]) -> dict[str, Any]:
-    return {"name": found[1], **_preset(*found)}
+def _whole(preset: tuple[str, str]) -> dict[str, Any]:
+    return {"name": preset[1], **_preset(*preset)}
 
 
 def _exact(name: str) -> tuple[str, str] | None:
@@ -175,8 +175,8 @@ def model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[
         return {"source": file_source, "name": model}, {}
     if (preset := _exact(model)) is not None:
         return _section_of(preset, model)
-    if (found := _of_library(model) or _of_preset(model)) is not None:
-        return found
+    if (sections := _of_library(model) or _of_preset(model)) is not None:
+        return sections
     raise _refusal(model)
 
 
@@ -191,7 +191,7 @@ def _of_transformers(model: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _source_of_file(model: str) -> str | None:
-    """By the ending of a path."""
+    """Name the source of a path by its ending."""
     if model.endswith(".zst"):
         return "graph"
     if model.endswith(".onnx"):
@@ -233,8 +233,8 @@ def _section_of(preset: tuple[str, str], asked: str) -> tuple[dict[str, Any], di
 
 
 def _of_preset(model: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    found = _loose(model)
-    return None if found is None else _section_of(found, model)
+    preset = _loose(model)
+    return None if preset is None else _section_of(preset, model)
 
 
 def _of_library(model: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -288,7 +288,7 @@ def _did_you_mean(names: Sequence[str]) -> str:
 
 
 def _of_type(kind: str) -> str:
-    """What there is to name of a type of models."""
+    """Say what there is to name of a type of models."""
     presets = [
         name
         for sections in _kinds().values()
@@ -315,7 +315,7 @@ def _near(model: str) -> list[str]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """What a model can be read from in a folder."""
+    """List what a model can be read from in a folder."""
     try:
         entries = sorted(folder.iterdir())
     except OSError:

@@ -105,7 +105,7 @@ def places() -> dict[str, tuple[str, ...]]:
 
 
 class Within(dict[str, Any]):
-    """Some fields of a table, whose others stay as they are."""
+    """Holds some fields of a table, whose others stay as they are."""
 
     def merged(self, more: Mapping[str, Any]) -> Within:
         return Within(
@@ -130,7 +130,7 @@ def section_of(section: str, field: str) -> None:
 
 @functools.cache
 def option_names() -> tuple[str, ...]:
-    """Every option: the fields of a job, and how many devices there are in all."""
+    """List every option: the fields of a job, and how many devices there are in all."""
     return ("devices", *places())
 
 
@@ -213,8 +213,8 @@ def unwrapped_optimizer(optimizer: Any) -> Any:
 
 
 def optimizer_settings(optimizer: Any) -> dict[str, Any]:
-    """What an optimizer is set to: of an instance, or of a class its defaults (``functools.partial`` over
-    them)."""
+    """Read what an optimizer is set to: of an instance, or of a class its defaults (``functools.partial``
+    over them)."""
     optimizer = unwrapped_optimizer(optimizer)
     if isinstance(optimizer, functools.partial):
         return {**optimizer_settings(optimizer.func), **optimizer.keywords}

@@ -44,7 +44,7 @@ def drawn(figure: Any) -> str:
 
 
 def graph_objects() -> Any:
-    """What figures are made of."""
+    """Import what figures are made of."""
     return _plotly()[1]
 
 

@@ -11,8 +11,8 @@ from foretrain.plan import Plan
 
 
 def stage_groups(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
-    """Of each stage of a pipeline, which of the cluster's distinct groups it lies on: ranks are numbered
-    through the groups in their order, those of a stage one after another."""
+    """Say which of the cluster's distinct groups each stage of a pipeline lies on: ranks are numbered through
+    the groups in their order, those of a stage one after another."""
     if len(cluster.groups) == 1 or plan.pipeline == 1:
         return (0,) * plan.pipeline
     ranks = ranks_of_stage(plan)
@@ -26,7 +26,7 @@ def group_sizes(cluster: Cluster) -> tuple[int, ...]:
 
 
 def group_shares(cluster: Cluster) -> tuple[float, ...]:
-    """Of the devices of a cluster, those of each of its distinct groups."""
+    """Give the share of the cluster's devices that each of its distinct groups has."""
     runs = _runs(cluster)
     counts = [sum(size for own, size in runs if own == kind) for kind in range(len(cluster.distinct_groups))]
     return tuple(count / cluster.world_size for count in counts)
@@ -56,7 +56,7 @@ def check_groups(cluster: Cluster, plan: Plan, expert_tensor: int) -> None:
 
 
 def _units(plan: Plan, expert_tensor: int) -> Iterator[tuple[str, str, int]]:
-    """What must lie on groups alike: the field that says so, words, and how many ranks it is."""
+    """List what must lie on groups alike: the field that says so, words, and how many ranks it is."""
     if plan.pipeline > 1:
         terms = f"data {plan.data} x tensor {plan.tensor} x context {plan.context}"
         yield "pipeline", f"stages of {terms} ranks", ranks_of_stage(plan)

@@ -101,10 +101,7 @@ class Plan:
             if value is not None and value < 1:
                 raise invalid(f"plan.{name}", value, "1 or more")
         self._check_replicas()
-        if self.recompute_every > 1 and self.recompute == "none":
-            raise InputError(
-                f"plan.recompute_every: {self.recompute_every} needs what is recomputed; give plan.recompute"
-            )
+        self._check_recomputation()
         for name in self.overlap or {}:
             if name not in get_args(Overlap):
                 raise unknown(f"plan.overlap.{name}", name, get_args(Overlap))
@@ -112,14 +109,6 @@ class Plan:
         if (self.overlap or {}).get("tensor") and self.tensor > 1 and not self.sequence_parallel:
             raise InputError(
                 "plan.overlap.tensor: true needs sequence_parallel = true, whose collectives run in pieces"
-            )
-        for name in self.recompute_modules:
-            if name not in get_args(RecomputedModule):
-                raise unknown("plan.recompute_modules", name, get_args(RecomputedModule))
-        if self.recompute_modules and self.recompute != "selective":
-            raise InputError(
-                f"plan.recompute_modules: {', '.join(self.recompute_modules)} need "
-                f"recompute = 'selective', not {self.recompute!r}"
             )
         if self.stages is not None and (min(self.stages, default=0) < 0 or len(self.stages) < self.pipeline):
             raise invalid("plan.stages", list(self.stages), f"at least {self.pipeline} counts of layers")
@@ -141,13 +130,27 @@ class Plan:
                 f"schedule = 'interleaved' or 'zero-bubble', not {self.schedule!r}"
             )
 
+    def _check_recomputation(self) -> None:
+        if self.recompute_every > 1 and self.recompute == "none":
+            raise InputError(
+                f"plan.recompute_every: {self.recompute_every} needs what is recomputed; give plan.recompute"
+            )
+        for name in self.recompute_modules:
+            if name not in get_args(RecomputedModule):
+                raise unknown("plan.recompute_modules", name, get_args(RecomputedModule))
+        if self.recompute_modules and self.recompute != "selective":
+            raise InputError(
+                f"plan.recompute_modules: {', '.join(self.recompute_modules)} need "
+                f"recompute = 'selective', not {self.recompute!r}"
+            )
+
     def exchange_of_context(self, framework: str) -> ContextExchange:
-        """How context parallelism brings queries to all keys, as the plan says or its framework does:
+        """Say how context parallelism brings queries to all keys, as the plan says or its framework does:
         Megatron passes keys and values around (``cp_comm_type`` p2p), torch gathers them."""
         return self.context_exchange or ("ring" if framework in _RINGS else "allgather")
 
     def _check_replicas(self) -> None:
-        """What replicas share and exchange."""
+        """Check what replicas share and exchange."""
         if self.replicate > 1 and self.shard == "none":
             raise InputError(
                 f"plan.replicate: {self.replicate} copies of a model that is not sharded; give plan.shard"
@@ -162,8 +165,8 @@ class Plan:
             )
 
     def _check_exchange(self) -> None:
-        """What brings tokens to experts needs a group of ranks that hold them; running it beside another
-        micro-batch needs one that is there."""
+        """Check that what brings tokens to experts has a group of ranks that hold them; running it beside
+        another micro-batch needs one that is there."""
         if self.dispatcher is not None and self.expert == 1 and self.tensor == 1:
             raise InputError(
                 f"plan.dispatcher: {self.dispatcher!r} brings tokens to other ranks; give plan.expert"
@@ -207,8 +210,8 @@ _EXPERTS_FOLLOW_TENSOR = ("megatron", "internevo")
 
 
 def divisors(number: int) -> list[int]:
-    """What divides a number, in rising order; of one beyond ``_MOST_TO_DIVIDE`` its powers of two and what is
-    left when they are taken out of it."""
+    """List what divides a number, in rising order; of one beyond ``_MOST_TO_DIVIDE`` its powers of two and
+    what is left when they are taken out of it."""
     if number <= _MOST_TO_DIVIDE:
         small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     else:

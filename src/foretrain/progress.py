@@ -14,12 +14,12 @@ Listener = Callable[[str, int | None, int | None], None]
 _listeners: list[tuple[Listener | None]] = []
 
 
-def tell(what: str, done: int | None = None, total: int | None = None) -> None:
+def tell(words: str, done: int | None = None, total: int | None = None) -> None:
     """Say what is done now: ``tell("trials of xgboost", 12, 50)``; nothing any more: ``tell("")``."""
     if is_heard():
         (listener,) = _listeners[-1]
         assert listener is not None
-        listener(what, done, total)
+        listener(words, done, total)
 
 
 def is_heard() -> bool:

@@ -38,8 +38,8 @@ def as_measured(job: Job, provenance: Mapping[str, Any]) -> Job:
     arguments = args if isinstance(args, Mapping) else {}
     vendor = provenance.get("source") in _PERFORMANCE_RECIPES
     training, plan = job.workload.training, job.plan
-    found = dict(_of_training(job, provenance, arguments, vendor=vendor))
-    unsaid = {name: value for name, value in found.items() if getattr(training, name) in (None, 0)}
+    of_training = dict(_of_training(job, provenance, arguments, vendor=vendor))
+    unsaid = {name: value for name, value in of_training.items() if getattr(training, name) in (None, 0)}
     placed = dict(_of_plan(job, provenance, arguments, vendor=vendor))
     unplaced = {name: value for name, value in placed.items() if getattr(plan, name) is None}
     if not unsaid and not unplaced:
@@ -75,8 +75,8 @@ def _of_training(
 
 
 def _of_examples(job: Job) -> Iterator[tuple[str, Any]]:
-    """How NVIDIA's BERT is trained: its attention is written out, which the compiler of TorchScript fuses in
-    pre-training alone."""
+    """Say how NVIDIA's BERT is trained: its attention is written out, which the compiler of TorchScript fuses
+    in pre-training alone."""
     model, masked = job.workload.model, _MASKED.get(job.workload.training.sequence or 0)
     if model.model_type == "bert" and model.task == "question-answering":
         yield "attention", "eager"

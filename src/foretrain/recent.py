@@ -41,17 +41,17 @@ class Recent(Generic[T]):
         return key in self._kept
 
     def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], float]) -> T:
-        """What is kept under a key, or what ``make`` gives, which is kept then."""
+        """Give what is kept under a key, or what ``make`` gives, which is kept then."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key][0]
-        made = make()
+        value = make()
         with self._lock:
             if key not in self._kept:
-                self._kept[key] = made, size(made)
+                self._kept[key] = value, size(value)
                 self._size += self._kept[key][1]
             while self._size > self._most and len(self._kept) > 1:
                 _, (_, gone) = self._kept.popitem(last=False)
                 self._size -= gone
-        return made
+        return value

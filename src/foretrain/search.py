@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from foretrain.advice import describe
 from foretrain.errors import InputError, invalid
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import timed
 from foretrain.predictors.cherrypick import Process, configuration, expected_improvement
 from foretrain.predictors.seen import DATA_NUMBERS, number_row, workload_key
+from foretrain.run import Run
 
 Array = npt.NDArray[np.float64]
 
@@ -42,7 +43,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """Where a search stands: what was tried, the best of it, and what to measure next or why to end."""
+    """Says where a search stands: what was tried, the best of it, and what to measure next or why to end."""
 
     tried: tuple[Tried, ...]
     candidates: int
@@ -81,7 +82,7 @@ def next_turn(
     least: int = LEAST,
     failed: Collection[str] = (),
 ) -> Turn:
-    """What to measure next of ``candidates``, by the runs so far.
+    """Choose what to measure next of ``candidates``, by the runs so far.
 
     The first ``start`` are those farthest from one another, the others those whose expected improvement of
     the cost, times the chance to be in time, is largest. ``failed`` are configurations (``configured``) that
@@ -148,7 +149,7 @@ def tried_by(candidates: Sequence[Job], runs: Sequence[Run], deadline_s: float) 
 
 
 def _measured_as(job: Job) -> str:
-    """As ``configured``, but for the name of a machine, which a run need not tell."""
+    """Make a key as ``configured`` does, but for the name of a machine, which a run need not tell."""
     link = job.cluster.groups[0].inter_node.bandwidth_bytes_per_s if job.over_network else None
     numbers = {name: figure for name, figure in number_row(job).items() if name not in DATA_NUMBERS}
     return json.dumps([workload_key(job), numbers, link], sort_keys=True)

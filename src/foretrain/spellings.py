@@ -133,7 +133,7 @@ UNCLEAR_OPTIMIZERS = {
 
 
 def _stages(stage: int) -> str:
-    """What a stage of ZeRO is called by those who count them."""
+    """List what a stage of ZeRO is called by those who count them."""
     counted = ("zero", "zero-", "zero-stage-", "zero-stage", "stage-", "stage", "deepspeed-stage-", "")
     return " ".join(f"{prefix}{stage} deepspeed-{prefix}{stage}" for prefix in counted)
 

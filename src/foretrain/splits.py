@@ -12,7 +12,7 @@ Part = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 def interpolation(values: Sequence[float] | npt.NDArray[np.float64]) -> list[Part]:
-    """One part per inner value: its runs are forecast from those with other values, below and above.
+    """Make a part per inner value: its runs are forecast from those with other values, below and above.
 
     >>> [test.tolist() for _, test in interpolation([1, 2, 2, 4, 8])]
     [[1, 2], [3]]
@@ -22,7 +22,7 @@ def interpolation(values: Sequence[float] | npt.NDArray[np.float64]) -> list[Par
 
 
 def extrapolation(values: Sequence[float] | npt.NDArray[np.float64]) -> list[Part]:
-    """One part: the largest third of the values is forecast from what is below; none if all are equal.
+    """Make one part: the largest third of the values is forecast from what is below; none if all are equal.
 
     >>> [test.tolist() for _, test in extrapolation([1, 2, 4, 8, 16, 32])]
     [[4, 5]]

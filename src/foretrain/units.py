@@ -94,13 +94,17 @@ def parse_dollars(value: float | str, field: str = "cost") -> float:
         raise invalid(field, value, "a number of dollars, such as 5000") from error
 
 
-def counted(count: int, what: str) -> str:
-    """For people: 1 GPU, 1,200 GPUs."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str) -> str:
+    """Write a number of things for people.
+
+    >>> counted(1, "core"), counted(1200, "core")
+    ('1 core', '1,200 cores')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_bytes(size_bytes: float) -> str:
-    """For people, in binary units: 85899345920 -> "80 GiB"."""
+    """Write bytes for people, in binary units: 85899345920 -> "80 GiB"."""
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(size_bytes) >= scale:
             return f"{_three_digits(size_bytes / scale)} {unit}"
@@ -108,7 +112,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(time_s: float) -> str:
-    """For people: 0.00123 -> "1.23 ms", 11520 -> "3 h 12 min"."""
+    """Write a time for people: 0.00123 -> "1.23 ms", 11520 -> "3 h 12 min"."""
     if not math.isfinite(time_s):
         return str(time_s)
     for unit, ratio, smaller in (("d", 24, "h"), ("h", 60, "min"), ("min", 60, "s")):
@@ -121,23 +125,15 @@ def format_seconds(time_s: float) -> str:
 
 
 def format_count(value: float, unit: str = "") -> str:
-    """For people, in decimal units: 4.09e9 -> "4.09 G"; with a unit, "4.09 GFLOP"."""
+    """Write a number for people, in decimal units: 4.09e9 -> "4.09 G"; with a unit, "4.09 GFLOP"."""
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= scale:
             return f"{_three_digits(value / scale)} {prefix}{unit}"
     return f"{_three_digits(value)} {unit}".rstrip()
 
 
-def count_of(number: int, what: str) -> str:
-    """
-    >>> count_of(1, "core"), count_of(1200, "core")
-    ('1 core', '1,200 cores')
-    """
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
 def format_dollars(amount: float) -> str:
-    """For people: "$0.42", "$1,234"; less than a cent is "$0.0031"."""
+    """Write dollars for people: "$0.42", "$1,234"; less than a cent is "$0.0031"."""
     if 0 < amount < 0.01:
         return f"${amount:.2g}" if amount >= 1e-4 else "<$0.0001"
     return f"${amount:,.2f}" if amount < 1000 else f"${amount:,.0f}"

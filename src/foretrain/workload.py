@@ -81,7 +81,7 @@ MOST_NUMBERS = 2**50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Which model, by the name its own library knows it by."""
+    """Says which model, by the name its own library knows it by."""
 
     source: Source
     name: str | None = None
@@ -139,7 +139,7 @@ class Model:
 
     @property
     def model_type(self) -> str | None:
-        """Of a transformers model."""
+        """Name the type of a transformers model."""
         if self.source != "transformers":
             return None
         return str((self.config or {}).get("model_type", self.name))
@@ -179,7 +179,7 @@ def _compile_mode(value: Any, where: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How the model is trained: batch, input size, precision, optimizer, and for how long."""
+    """Says how the model is trained: batch, input size, precision, optimizer, and for how long."""
 
     global_batch: int
     mode: Mode = "train"
@@ -237,13 +237,11 @@ class Training:
 
     @property
     def of_step(self) -> Training:
-        """The same without its length: what a step depends on."""
+        """Leave out its length: what is left is what a step depends on."""
         if all(getattr(self, name) is None for name in _LENGTH):
             return self
-        return dataclasses.replace(
-            self, samples=None, epochs=None, steps=None, loader_rate=None, loader_workers=None,
-            evaluate_every=None, evaluate_samples=None, checkpoint_every=None,
-        )  # fmt: skip
+        nothing: dict[str, Any] = dict.fromkeys(_LENGTH)
+        return dataclasses.replace(self, **nothing)
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
@@ -252,28 +250,12 @@ class Training:
                 raise invalid(f"training.{name}", value, "a number greater than zero")
             if value is not None and value > most:
                 raise invalid(f"training.{name}", value, f"at most {most:,}")
-        if isinstance(self.image, tuple):
-            if len(self.image) != 3 or min(self.image) <= 0:
-                raise invalid(
-                    "training.image", list(self.image), "a side length or [channels, height, width]"
-                )
-        elif self.image is not None and self.image <= 0:
-            raise invalid("training.image", self.image, "greater than zero")
-        if self.image_shape is not None and max(self.image_shape) > MOST_SIDE:
-            given = list(self.image) if isinstance(self.image, tuple) else self.image
-            raise invalid("training.image", given, f"at most {MOST_SIDE:,} in each direction")
+        self._check_image()
         if self.optimizer not in OPTIMIZERS:
             raise unknown("training.optimizer", self.optimizer, OPTIMIZERS)
         if self.compile == "default":
             object.__setattr__(self, "compile", True)
-        if self.epochs is not None and self.steps is not None:
-            raise InputError(
-                f"training.steps: {self.steps} and training.epochs: {self.epochs} are both given; give one"
-            )
-        if self.epochs is not None and self.samples is None:
-            raise InputError(
-                "training.samples: missing; training.epochs needs the number of samples in an epoch"
-            )
+        self._check_length()
         if self.mtp_layers < 0:
             raise invalid("training.mtp_layers", self.mtp_layers, "0 or more")
         if self.mtp_layers and self.mode == "infer":
@@ -296,9 +278,28 @@ class Training:
             )
         if self.adapter is not None:
             self.adapter.check(self.precision, master_weights=self.master_weights, framework=self.framework)
-
         if self.grad_scaler and (self.precision != "amp-fp16" or self.mode != "train"):
             raise InputError("training.grad_scaler: true needs training with precision amp-fp16")
+
+    def _check_image(self) -> None:
+        given = list(self.image) if isinstance(self.image, tuple) else self.image
+        if isinstance(self.image, tuple):
+            if len(self.image) != 3 or min(self.image) <= 0:
+                raise invalid("training.image", given, "a side length or [channels, height, width]")
+        elif self.image is not None and self.image <= 0:
+            raise invalid("training.image", given, "greater than zero")
+        if self.image_shape is not None and max(self.image_shape) > MOST_SIDE:
+            raise invalid("training.image", given, f"at most {MOST_SIDE:,} in each direction")
+
+    def _check_length(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise InputError(
+                f"training.steps: {self.steps} and training.epochs: {self.epochs} are both given; give one"
+            )
+        if self.epochs is not None and self.samples is None:
+            raise InputError(
+                "training.samples: missing; training.epochs needs the number of samples in an epoch"
+            )
 
     def _check_predicted(self, count: int) -> None:
         if self.mode == "infer":
@@ -311,7 +312,7 @@ class Training:
         return self.mode == "train" and self.precision == "amp-fp16" and self.grad_scaler is not False
 
     def _check_numbers_kept(self) -> None:
-        """Of what only a training has: a loss, gradients, the state of an optimizer."""
+        """Check what only a training has: a loss, gradients, the state of an optimizer."""
         for name in ("loss", "optimizer_state", "gradient_precision"):
             if getattr(self, name) is not None and self.mode == "infer":
                 raise InputError(f'training.{name}: {getattr(self, name)!r} needs mode = "train"')
@@ -321,7 +322,7 @@ class Training:
             )
 
     def _check_interruptions(self) -> None:
-        """Of what happens beside the steps."""
+        """Check what happens beside the steps."""
         if self.loader_workers is not None and self.loader_rate is None:
             raise InputError("training.loader_rate: missing; training.loader_workers needs what one delivers")
         if (self.evaluate_every is None) != (self.evaluate_samples is None):
@@ -343,7 +344,7 @@ class Training:
 
     @property
     def cuda_graphs(self) -> Graphs:
-        """What is launched as CUDA graphs: as the job says, else as the mode of the compiler does."""
+        """Say what is launched as CUDA graphs: as the job says, else as the mode of the compiler does."""
         return self.graphs or ("step" if self.compile in _GRAPHED_MODES else "none")
 
     @property
@@ -354,13 +355,13 @@ class Training:
 
     @property
     def version(self) -> tuple[int, ...] | None:
-        """Of the framework, as numbers.
+        """Give the version of the framework as numbers.
 
         >>> Training(global_batch=1, framework="megatron", framework_version="core_v0.12.1").version
         (0, 12, 1)
         """
-        found = _VERSION.fullmatch(self.framework_version or "")
-        return None if found is None else tuple(map(int, found[1].split(".")))
+        match = _VERSION.fullmatch(self.framework_version or "")
+        return None if match is None else tuple(map(int, match[1].split(".")))
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
@@ -374,8 +375,8 @@ class Training:
 
     @property
     def fp8_recipe(self) -> Fp8:
-        """That of the job, else the framework's own: Transformer Engine's first for Megatron, torchao's for
-        others."""
+        """Name the recipe of the job, else the framework's own: Transformer Engine's first for Megatron,
+        torchao's for others."""
         return self.fp8 or ("delayed" if self.framework == "megatron" else "tensorwise")
 
     @property
@@ -387,8 +388,8 @@ class Training:
         """Optimizer steps of the whole training, when it says how long it is."""
         if self.steps is not None:
             return self.steps
-        if self.epochs is not None and self.samples is not None:
-            return math.ceil(self.epochs * math.ceil(self.samples / self.global_batch))
+        if self.epochs is not None and self.steps_per_epoch is not None:
+            return math.ceil(self.epochs * self.steps_per_epoch)
         return None
 
 

@@ -22,7 +22,7 @@ _QUANTITIES = (
 
 
 def rounded(value: Any) -> Any:
-    """The same with numbers of four digits."""
+    """Round numbers to four digits."""
     if isinstance(value, Mapping):
         return {name: rounded(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -45,7 +45,7 @@ def _given(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forecast_text(forecast: Forecast) -> str:
-    """What is trained and where, how long, what it costs, whether it fits."""
+    """Say what is trained and where, how long, what it costs, whether it fits."""
     return "\n".join(_forecast_lines(forecast))
 
 
@@ -66,9 +66,9 @@ def _forecast_lines(forecast: Forecast) -> Iterator[str]:
 
 def forecast_data(forecast: Forecast) -> dict[str, Any]:
     """Figures with their intervals in SI units, where time and memory go, and what was assumed."""
-    found = {name: _interval(forecast.quantities.get(name)) for name in _QUANTITIES}
+    intervals = {name: _interval(forecast.quantities.get(name)) for name in _QUANTITIES}
     document = {
-        **found,
+        **intervals,
         "cost_usd": _interval(forecast.cost),
         "price_usd_per_hour": forecast.price_per_hour,
         "energy_j": _interval(forecast.energy_j),
@@ -119,7 +119,7 @@ def _option_words(option: Option) -> str:
 
 
 def plans_data(plans: Plans) -> dict[str, Any]:
-    """Each plan with its figures; of the first its whole job, to ask for more."""
+    """Write each plan with its figures; of the first its whole job, to ask for more."""
     best = plans.best
     document = {
         "objective": plans.goal.objective,

@@ -49,7 +49,8 @@ async def _serve(terms: Terms) -> None:
 
 
 async def _end_on_signal(worker: ToolProcess) -> None:
-    """On Ctrl-C and SIGTERM at once: the thread that waits for stdin would keep the process until it ends."""
+    """End on Ctrl-C and SIGTERM at once: the thread that waits for stdin would keep the process until it
+    ends."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
             await worker.close()
@@ -108,7 +109,8 @@ class ToolProcess:
     @classmethod
     @contextlib.asynccontextmanager
     async def begun(cls, terms: Terms) -> AsyncIterator[ToolProcess]:
-        """In the folder that is open to it, or in an empty one, where no name is that of a file."""
+        """Begin a process in the folder that is open to it, or in an empty one, where no name is that of a
+        file."""
         worker = cls(terms)
         try:
             yield worker
@@ -171,7 +173,8 @@ class ToolProcess:
 
 
 def _environment() -> dict[str, str]:
-    """For a process in another folder: paths as they are meant in this one, and no model hub."""
+    """Set the environment of a process in another folder: paths as they are meant in this one, and no model
+    hub."""
     paths = {
         name: os.pathsep.join(str(Path(one).resolve()) for one in os.environ[name].split(os.pathsep) if one)
         for name in _PATHS

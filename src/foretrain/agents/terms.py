@@ -19,7 +19,7 @@ _HARMLESS = "._name_or_path"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What the operator of a server lets agents do."""
+    """Says what the operator of a server lets agents do."""
 
     folder: Path | None = None
     """Whose files may be named: job files, launch files and models. Models in Python files are run."""
@@ -74,7 +74,7 @@ class Terms:
 
 
 def _host(target: object) -> object:
-    """Of the tables of a job, or of a run."""
+    """Find the host in the tables of a job, or of a run."""
     job = target.get("job", target) if isinstance(target, Mapping) else None
     cluster = job.get("cluster") if isinstance(job, Mapping) else None
     return cluster.get("host") if isinstance(cluster, Mapping) else None

@@ -63,7 +63,7 @@ class Tool:
     reply: Callable[[Given, Terms], Reply] = field(repr=False)
 
     def schema(self) -> dict[str, Any]:
-        """Of its arguments; where a job is described, any field of one may be among them."""
+        """Describe its arguments; where a job is described, any field of one may be among them."""
         return schema(self.arguments, required=self.required, others="model" in self.arguments)
 
 
@@ -101,7 +101,7 @@ def _inner_job(name: str, given: Given, terms: Terms, over: Job | None = None) -
 
 
 def _predictor(given: Given) -> Predictor:
-    """By name alone: folders and files are none."""
+    """Find a predictor by name alone: folders and files are none."""
     from foretrain import predictors
 
     name = read(given, PREDICTOR).get("predictor", predictors.DEFAULT)
@@ -165,11 +165,13 @@ def _check(given: Given, terms: Terms) -> Reply:
     limits = JobLimits(**parsed, **{name: asked[name] for name in ("fits", "risk") if name in asked})
     predictor = _predictor(given)
     checked = check_job(_job(given, terms, PREDICTOR, LIMITS), predictor, limits)
-    found = None
+    explained = None
     if before is not None:
-        found = explain(predictor.predict(before), checked.forecast, names=NAMES)
-    data = rounded(checked.to_dict()) | ({} if found is None else {"against_base": explanation_data(found)})
-    return Reply(text="\n".join(check_lines(checked, found)), data=data)
+        explained = explain(predictor.predict(before), checked.forecast, names=NAMES)
+    data = rounded(checked.to_dict()) | (
+        {} if explained is None else {"against_base": explanation_data(explained)}
+    )
+    return Reply(text="\n".join(check_lines(checked, explained)), data=data)
 
 
 def _explain(given: Given, terms: Terms) -> Reply:
@@ -184,8 +186,8 @@ def _explain(given: Given, terms: Terms) -> Reply:
     predictor = _predictor(given)
     first = _inner_job("a", asked["a"], terms)
     second = _inner_job("b", asked["b"], terms, over=first)
-    found = explain(predictor.predict(first), predictor.predict(second))
-    return Reply(text="\n".join(found.sentences), data=explanation_data(found))
+    explained = explain(predictor.predict(first), predictor.predict(second))
+    return Reply(text="\n".join(explained.sentences), data=explanation_data(explained))
 
 
 def _catalog(given: Given, terms: Terms) -> Reply:

@@ -22,8 +22,8 @@ def answer(line: str, terms: Terms) -> str:
     tool, given = question["tool"], question["arguments"]
     try:
         with libraries_named(tool):
-            found = reply(tool, given, terms)
-        return dump({"text": found.text, "data": dict(found.data)}, indent=None)
+            answered = reply(tool, given, terms)
+        return dump({"text": answered.text, "data": dict(answered.data)}, indent=None)
     except ForetrainError as error:
         why = " ".join(str(error).splitlines())
     except Exception as error:

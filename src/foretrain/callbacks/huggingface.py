@@ -5,12 +5,11 @@ trainer = Trainer(model, args, train_dataset=data, callbacks=[ForetrainCallback(
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name
+from foretrain.callbacks.jobs import JobLike, cluster_here, length, optimizer_name
 from foretrain.callbacks.recorder import Recorder
 from foretrain.errors import InputError, libraries_named
 
@@ -120,13 +119,13 @@ def _observed(
     """Training, cluster and plan as the trainer has them."""
     devices, per_device = args.world_size * max(1, args.n_gpu), args.per_device_train_batch_size
     batch = per_device * devices * args.gradient_accumulation_steps
-    on_gpu = args.device.type == "cuda"
+    on_gpu, epochs = args.device.type == "cuda", args.num_train_epochs if args.max_steps <= 0 else 0
     training = {
         "global_batch": batch,
         "precision": _precision(args, model),
         **({} if optimizer is None else {"optimizer": optimizer_name(optimizer)}),
         **({"compile": getattr(args, "torch_compile_mode", None) or True} if args.torch_compile else {}),
-        **_length(args, state, train_dataloader, batch),
+        **length(train_dataloader, batch, epochs=epochs, steps=state.max_steps),
         **_shapes(train_dataloader, per_device),
     }
     nodes = max(1, args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size)))
@@ -147,7 +146,7 @@ def _precision(args: Any, model: Any) -> str:
 
 
 def _shard(args: Any) -> str:
-    """What DeepSpeed or FSDP keeps in pieces: with FSDP the weights too, unless it is told otherwise."""
+    """Say what DeepSpeed or FSDP keeps in pieces: with FSDP the weights too, unless it is told otherwise."""
     if stage := getattr(getattr(args, "deepspeed_plugin", None), "zero_stage", 0):
         return f"zero{stage}"
     if not args.fsdp:
@@ -156,18 +155,6 @@ def _shard(args: Any) -> str:
     reshards = str(settings.get("reshard_after_forward", True)).lower()
     whole = reshards in ("false", "shard_grad_op") or "shard_grad_op" in str(args.fsdp)
     return "zero2" if whole else "zero3"
-
-
-def _length(args: Any, state: Any, loader: Any, batch: int) -> dict[str, Any]:
-    """How long the training is: in epochs where that gives the trainer's number of steps, else in steps."""
-    try:
-        samples = len(loader.dataset)
-    except (AttributeError, TypeError):
-        return {"steps": state.max_steps}
-    epochs = args.num_train_epochs if args.max_steps <= 0 else 0
-    if epochs and math.ceil(epochs * math.ceil(samples / batch)) == state.max_steps:
-        return {"samples": samples, "epochs": epochs}
-    return {"samples": samples, "steps": state.max_steps}
 
 
 def _shapes(loader: Any, batch: int) -> dict[str, Any]:

@@ -38,7 +38,7 @@ _NEAR = 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialJob:
-    """What the user says of the job: all of it, or tables to be completed."""
+    """Holds what the user says of the job: all of it, or tables to be completed."""
 
     job: Job | None = None
     tables: Tables = field(default_factory=dict)
@@ -82,7 +82,7 @@ def whole_job(partial: PartialJob, observed: Tables) -> Job:
 
 
 def differences(job: Job, observed: Tables) -> list[str]:
-    """Where a job contradicts what the framework says of the training, a line each."""
+    """Say where a job contradicts what the framework says of the training, a line each."""
     training, cluster = observed.get("training", {}), observed.get("cluster", {})
     notes = []
     batch, expected = training.get("global_batch"), job.workload.training.global_batch
@@ -146,13 +146,29 @@ def cluster_here(devices: int = 1, nodes: int = 1, *, on_gpu: bool = False) -> d
     return {"device": device_name(properties.name, properties.total_memory), **counts}
 
 
-def device_name(driver_name: str, memory_bytes: float, catalog: Catalog | None = None) -> str:
-    """The catalogue's name of the GPU that the driver calls so and that has so much memory.
+def length(loader: Any, batch: int, *, epochs: float | None, steps: int | None) -> dict[str, Any]:
+    """Say how long a training is: in epochs where these give the trainer's number of steps, else in steps."""
+    try:
+        samples: dict[str, Any] = {"samples": len(loader.dataset)}
+    except (AttributeError, TypeError):
+        samples = {}
+    if (
+        samples
+        and epochs
+        and epochs > 0
+        and math.ceil(epochs * math.ceil(samples["samples"] / batch)) == steps
+    ):
+        return {**samples, "epochs": float(epochs)}
+    return {**samples, **({"steps": steps} if steps else {})}
+
+
+def device_name(driver_name: str, memory_bytes: float) -> str:
+    """Find the catalogue's name of the GPU that the driver calls so and that has so much memory.
 
     >>> device_name("NVIDIA A100-SXM4-80GB", 85e9), device_name("NVIDIA GeForce RTX 3090", 25.4e9)
     ('a100-sxm-80gb', 'rtx-3090')
     """
-    catalog = catalog or Catalog.load()
+    catalog = Catalog.load()
     driver_words = set(re.findall(r"[a-z0-9]+", driver_name.lower().replace("laptop", "mobile")))
     forms = {form for form in _FORMS if any(word.startswith(form) for word in driver_words)} or {"sxm"}
     ranks: dict[str, tuple[int, bool, float]] = {}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name
+from foretrain.callbacks.jobs import JobLike, cluster_here, length, optimizer_name
 from foretrain.callbacks.recorder import Recorder
 from foretrain.errors import InputError, first_line, missing
 
@@ -118,7 +118,7 @@ def _observed(trainer: Any, total: int | None) -> dict[str, dict[str, Any]]:
         training["optimizer"] = optimizer_name(trainer.optimizers[0])
     if per_device:
         training["global_batch"] = per_device * trainer.world_size * accumulated
-        training |= _length(trainer, loader, training["global_batch"], total)
+        training |= length(loader, training["global_batch"], epochs=trainer.max_epochs, steps=total)
     elif total:
         training["steps"] = total
     plan = {
@@ -193,15 +193,3 @@ def _precision(name: str, on_gpu: bool) -> str:
     if name == "32-true" and on_gpu and torch.get_float32_matmul_precision() != "highest":
         return "tf32"
     return _PRECISION.get(name, name)
-
-
-def _length(trainer: Any, loader: Any, batch: int, total: int | None) -> dict[str, Any]:
-    """How long the training is: in epochs where that gives the trainer's number of steps, else in steps."""
-    try:
-        samples: dict[str, Any] = {"samples": len(loader.dataset)}
-    except (AttributeError, TypeError):
-        samples = {}
-    epochs = trainer.max_epochs
-    if samples and epochs and epochs > 0 and epochs * math.ceil(samples["samples"] / batch) == total:
-        return {**samples, "epochs": float(epochs)}
-    return {**samples, **({"steps": total} if total else {})}

@@ -9,7 +9,7 @@ from typing import Self, final
 
 from foretrain.client import Client
 from foretrain.errors import first_line
-from foretrain.job import Run
+from foretrain.run import Run
 
 log = logging.getLogger("foretrain.callbacks")
 

@@ -99,7 +99,7 @@ class ForetrainCallback(
         self._note(facts)
 
     def after_controller_finish(self, result: Any) -> None:
-        """What went wrong in a worker is told by that worker's own error."""
+        """End with what went wrong in a worker, which that worker's own error tells."""
         failures = getattr(result.error, "worker_failures", None)
         self.recorder.end(next(iter(failures.values())) if failures else result.error)
 
@@ -144,7 +144,7 @@ def _now() -> float:
 
 
 def _facts() -> dict[str, float]:
-    """Of one worker: seconds a step, the stretches behind that, and memory."""
+    """Gather the facts of one worker: seconds a step, the stretches behind that, and memory."""
     facts: dict[str, float] = {"timed_reports": _stretches.times.count}
     if (step := _stretches.times.median) is not None:
         facts["step_time_s"] = step

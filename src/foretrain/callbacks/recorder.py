@@ -33,9 +33,11 @@ from foretrain.callbacks.target import Target
 from foretrain.callbacks.timing import ClockTimer, DeviceTimer, RunningMedian
 from foretrain.errors import first_line, invalid
 from foretrain.forecast import Estimate
-from foretrain.job import QUANTITIES, Job, Run
+from foretrain.job import Job
 from foretrain.measure.tasks import host
 from foretrain.predictors import DEFAULT
+from foretrain.quantities import QUANTITIES
+from foretrain.run import Run
 from foretrain.units import format_seconds
 
 log = logging.getLogger("foretrain.callbacks")
@@ -172,7 +174,8 @@ class Recorder:
         self.step_begin()
 
     def steps(self, count: int, *, time_s: float | None = None) -> None:
-        """So many steps have ended; ``time_s`` is how long they took together, if that was measured."""
+        """Count so many steps that have ended; ``time_s`` is how long they took together, if that was
+        measured."""
         if not self._open:
             return
         if time_s is not None and self._steps >= self.warm_up:

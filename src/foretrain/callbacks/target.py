@@ -12,8 +12,8 @@ from typing import final
 
 from foretrain.errors import InputError, first_line
 from foretrain.files import write_atomically
-from foretrain.job import Run
 from foretrain.measure.store import Store, append_run, hide_password, is_database
+from foretrain.run import Run
 
 log = logging.getLogger("foretrain.callbacks")
 

@@ -45,7 +45,7 @@ class ClockTimer:
         self._times.add(self._clock() - began)
 
     def read(self, *, wait: bool = False) -> None:
-        """Nothing is left to be read."""
+        """Read nothing: nothing is left to be read."""
 
 
 @final

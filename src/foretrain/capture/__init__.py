@@ -22,7 +22,7 @@ from foretrain.capture.programs import settings as programs
 from foretrain.dispatching import dispatcher
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line, missing
 from foretrain.graph import OpGraph, Weight
-from foretrain.graph.ir import checked
+from foretrain.graph.storage import checked
 from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.progress import tell

@@ -74,12 +74,13 @@ class Catalog:
         return device.name in _sold_in_nodes(self.files)
 
     def racks_with(self, device: Device) -> list[Node]:
-        """The same where NVLink joins all of them to domains; none where the device comes in others too."""
+        """List the nodes that a device is sold in, where NVLink joins all of them to domains; none where it
+        comes in others too."""
         nodes = self.nodes_with(device)
         return nodes if all(node.domain is not None for node in nodes) else []
 
     def host(self, name: str, field: str = "cluster.host") -> Host:
-        """By its name here, or by that of its CPU, as /proc/cpuinfo spells it."""
+        """Find a host by its name here, or by that of its CPU, as /proc/cpuinfo spells it."""
         host: Host = self._entry("hosts", name, field)
         return host
 
@@ -119,20 +120,20 @@ class Catalog:
         return sum(known) if len(known) == len(prices) else None
 
     def price_source(self, cluster: Cluster) -> str:
-        """What one node or device of each kind costs, by whom and when: ``$2.99/GPU: Lambda on-demand price
-        list, us, 2025-06``; empty where nothing is known."""
+        """Say what one node or device of each kind costs, by whom and when: ``$2.99/GPU: Lambda on-demand
+        price list, us, 2025-06``; empty where nothing is known."""
         if cluster.price_per_device_hour is not None:
             return f"{format_dollars(cluster.price_per_device_hour)}/device: as the job gives it"
         sources = []
         for group in cluster.groups:
             node = self.price(group.node.name) if group.node else None
-            price, what = node or self.price(group.device.name), "core" if group.device.is_cpu else "GPU"
+            price, unit = node or self.price(group.device.name), "core" if group.device.is_cpu else "GPU"
             if price is None:
                 return ""
-            what = "node" if node else what
+            unit = "node" if node else unit
             facts = [fact for fact in (price.source, price.region, price.date) if fact not in ("", "unknown")]
             sources.append(
-                f"{format_dollars(price.per_hour)}/{what}: {', '.join(facts) or 'no source given'}"
+                f"{format_dollars(price.per_hour)}/{unit}: {', '.join(facts) or 'no source given'}"
             )
         return "; ".join(dict.fromkeys(sources))
 
@@ -250,7 +251,7 @@ def _entries(kind: str, files: tuple[Path, ...]) -> Mapping[str, dict[str, Any]]
 
 @functools.cache
 def _index(kind: str, files: tuple[Path, ...]) -> dict[str, str]:
-    """Every spelling that is understood, to the catalogue's name; prices go by the names of devices and
+    """Map every spelling that is understood to the catalogue's name; prices go by the names of devices and
     nodes."""
     if kind == "prices":
         return _index("devices", files) | _index("nodes", files)

@@ -20,7 +20,7 @@ _SLOWER_DTYPE = {"fp4": "fp8", "fp8": "bf16", "int8": "fp16", "bf16": "fp32", "f
 
 
 def check_numbers(where: str, *, zero: bool = False, **values: float | None) -> None:
-    """Every number that is given is finite and above zero (or at least zero)."""
+    """Check that every number that is given is finite and above zero (or at least zero)."""
     for name, value in values.items():
         if value is not None and not (0 <= value < math.inf and (zero or value > 0)):
             raise invalid(f"{where}.{name}", value, "a number of at least 0" if zero else "a number above 0")
@@ -28,7 +28,7 @@ def check_numbers(where: str, *, zero: bool = False, **values: float | None) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpec:
-    """What a file says of a link; whatever it leaves out comes from the node, the device or the kind of
+    """Holds what a file says of a link; whatever it leaves out comes from the node, the device or the kind of
     link."""
 
     kind: str | None = None
@@ -112,12 +112,12 @@ class Device:
 
     @property
     def pcie_bytes_per_s(self) -> float:
-        """Of the whole slot, per direction."""
+        """Give the rate of the whole slot, per direction."""
         return _PCIE_LANE_BYTES_PER_S[self.pcie_generation] * self.pcie_lanes
 
     @property
     def processors(self) -> int:
-        """Its multiprocessors, as far as they are known."""
+        """Count its multiprocessors, as far as they are known."""
         return self.sms or _USUAL_PROCESSORS
 
     def peak_flops(self, dtype: str) -> float:
@@ -196,7 +196,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkKind:
-    """What is typical of a kind of link. Fields are those of ``catalog/links.toml``."""
+    """Says what is typical of a kind of link. Fields are those of ``catalog/links.toml``."""
 
     name: str
     scope: Literal["node", "network"]

@@ -72,12 +72,12 @@ class Host:
                 raise invalid(f"hosts.{self.name}.{name}", value, "a number above 0")
 
     def speed_of(self, phase: str) -> float:
-        """Of a phase: its own, or that of all."""
+        """Give the speed of a phase: its own, or that of all."""
         own: float | None = getattr(self, phase) if phase in PARTS else None
         return self.speed if own is None else own
 
     def to_dict(self) -> dict[str, Any]:
-        """What a job keeps of a profile."""
+        """Write what a job keeps of a profile."""
         kept = ("cpu", "cores", "speed", *PARTS, "measured")
         return {name: value for name in kept if (value := getattr(self, name)) not in (None, "")}
 
@@ -105,14 +105,16 @@ def named_host(name: str, hosts: Iterable[Host]) -> Host | None:
 
 
 def usual_host(device_year: int, hosts: Iterable[Host]) -> Host | None:
-    """What is usual beside devices of a year; None where it is as fast as the one measured on."""
+    """Choose the host that is usual beside devices of a year; None where it is as fast as the one measured
+    on."""
     usual = {host.usual_until: host for host in hosts if host.usual_until is not None}
     return next((usual[year] for year in sorted(usual) if device_year <= year), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostProfile:
-    """What benchmarks took on a machine, in seconds per call, on a GPU (``cuda``) and on the CPU alone."""
+    """Holds what benchmarks took on a machine, in seconds per call, on a GPU (``cuda``) and on the CPU
+    alone."""
 
     cpu: str
     cores: int
@@ -160,8 +162,8 @@ class HostProfile:
 
     @property
     def fast_cores(self) -> list[str]:
-        """Those on which interpreted code is fast, where others are much slower: they are shared with other
-        machines, or of another kind. A training that keeps to them is as fast as they are."""
+        """List the cores on which interpreted code is fast, where others are much slower: they are shared
+        with other machines, or of another kind. A training that keeps to them is as fast as they are."""
         least, most = min(self.core_s.values(), default=0.0), max(self.core_s.values(), default=0.0)
         near = [core for core, seconds in self.core_s.items() if seconds < _NEAR * least]
         return near if most > _UNEVEN * least else []

@@ -31,9 +31,9 @@ class Sections(Mapping[str, dict[str, Any]]):
         return len(self._texts)
 
     def aliases(self) -> dict[str, str]:
-        """Each alias with the name that it stands for."""
-        found = ((name, _ALIASES.search(text)) for name, text in self._texts.items())
-        return {alias: name for name, match in found if match for alias in json.loads(match[1])}
+        """List each alias with the name that it stands for."""
+        matches = ((name, _ALIASES.search(text)) for name, text in self._texts.items())
+        return {alias: name for name, match in matches if match for alias in json.loads(match[1])}
 
     def text(self, name: str) -> str:
         """An entry as it is written."""

@@ -21,7 +21,7 @@ def plain(name: str) -> str:
 
 
 def telling_words(name: str) -> frozenset[str]:
-    """What tells a device from others in a name, in any order.
+    """List the words that tell a device from others in a name, in any order.
 
     >>> sorted(telling_words("NVIDIA A100 80GB PCIe")), sorted(telling_words("Tesla V100-SXM2-32GB"))
     (['80gb', 'a100', 'pcie'], ['32gb', 'sxm', 'v100'])

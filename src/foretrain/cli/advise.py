@@ -11,12 +11,14 @@ import typer
 
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
+from foretrain.cli.lists import whole_numbers, words
 from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
     from foretrain.advice import Advice
-    from foretrain.job import Job, Run
+    from foretrain.job import Job
     from foretrain.predictors.base import Predictor
+    from foretrain.run import Run
 
 
 @registry.command()
@@ -79,8 +81,9 @@ def advise(
     from foretrain import advice
     from foretrain.catalog import Catalog
     from foretrain.cli.searching import Searching, runs_of
-    from foretrain.job import Job, runs_of_file
+    from foretrain.job import Job
     from foretrain.report.screen import progress
+    from foretrain.run import runs_of_file
     from foretrain.units import parse_seconds
 
     limit_s, known = parse_seconds(deadline, "deadline"), Catalog.load(catalog)
@@ -97,9 +100,9 @@ def advise(
     else:
         base, known_runs = _start(Job.load(job, catalog=known).seen_from(runs[0].parent), known_runs, model)
     wishes = advice.Wishes(
-        samples=_numbers("samples", samples), epochs=epochs, workers=_numbers("workers", workers),
-        cores=_numbers("cores", cores),
-        instances=tuple(instances.split(",")) if instances else (), batch=batch,
+        samples=_counts("samples", samples), epochs=epochs, workers=_counts("workers", workers),
+        cores=_counts("cores", cores),
+        instances=words("instances", instances), batch=batch,
     )  # fmt: skip
     jobs, refused = advice.candidates(base, known_runs, wishes, known)
     if search:
@@ -131,8 +134,8 @@ def _start(job: Job, runs: list[Run], model: str | None) -> tuple[Job, list[Run]
     """The job that a search scales, and the runs of its training: as most of them have it, or as it is while
     there are none."""
     from foretrain import advice
-    from foretrain.job import Run
     from foretrain.predictors.seen import workload_key
+    from foretrain.run import Run
 
     label = job.workload.model.label
     if model not in (None, label):
@@ -146,8 +149,8 @@ def _show(advised: Advice, top: int) -> None:
     from foretrain.report.tables import advice_table
 
     say(f"data: {advised.data}")
-    for what, why in list(advised.refused.items())[:5]:
-        say(f"not forecast: {what}: {why}")
+    for configuration, why in list(advised.refused.items())[:5]:
+        say(f"not forecast: {configuration}: {why}")
     if len(advised.refused) > 5:
         say(f"not forecast: {len(advised.refused) - 5} more")
     if advised.options:
@@ -162,23 +165,18 @@ def _learned(name: str, runs: list[Run]) -> Predictor:
     from foretrain import predictors
     from foretrain.report.screen import progress
 
-    found = predictors.get(name)
-    if predictors.folder_of(name) is not None or not found.learns:
-        return found
-    with progress("learning") as found.progress:
-        learned = found.fit(runs)
+    chosen = predictors.get(name)
+    if predictors.folder_of(name) is not None or not chosen.learns:
+        return chosen
+    with progress("learning") as chosen.progress:
+        learned = chosen.fit(runs)
     for line in learned.left_out_[:3]:
         say(f"left out: {line}")
     return learned
 
 
-def _numbers(name: str, text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return ()
-    try:
-        values = tuple(int(float(word)) for word in text.split(","))
-    except (OverflowError, ValueError) as error:
-        raise invalid(name, text, "whole numbers with commas between them") from error
+def _counts(name: str, text: str | None) -> tuple[int, ...]:
+    values = whole_numbers(name, text)
     if any(value < 1 for value in values):
         raise InputError(f"{name}: {text!r} has a number below 1")
     return values

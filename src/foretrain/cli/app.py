@@ -51,15 +51,15 @@ COMMANDS = {
     "serve": "Answer over HTTP: a page, forecasts, plans, simulations, and a store of runs.",
     "validate": "Forecasts beside tables that others have published, with their sources.",
 }
-"""What each does, as its own help says; the module of the same name has it, and is imported when it is asked
-for."""
+"""What each command does, as its own help says. The module of the same name defines it and is imported when
+it is asked for."""
 
 registry = typer.Typer()
-"""What commands join as their modules are imported."""
+"""The commands whose modules are imported."""
 
 
 class _Commands(TyperGroup):
-    """All commands, each loaded when it is asked for, with one way to report what went wrong."""
+    """Lists all commands, each loaded when it is asked for, and reports what went wrong in one way."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -106,7 +106,7 @@ class _Commands(TyperGroup):
                     raise typer.Exit(exit_code()) from error
                 if not isinstance(error, ForetrainError):
                     raise
-                if debugging(ctx):
+                if ctx.find_root().params.get("debug"):
                     import traceback
 
                     traceback.print_exc()
@@ -116,7 +116,7 @@ class _Commands(TyperGroup):
 
 @contextlib.contextmanager
 def _with_progress() -> Iterator[None]:
-    """What a command does meanwhile, where a person looks on."""
+    """Show what a command is doing, where a person looks on."""
     if not sys.stderr.isatty():
         yield
         return
@@ -131,11 +131,6 @@ def _with_debug_first(words: list[str]) -> list[str]:
     end = words.index("--") if "--" in words else len(words)
     rest = [word for i, word in enumerate(words) if word != DEBUG or i > end]
     return rest if len(rest) == len(words) else [DEBUG, *rest]
-
-
-def debugging(ctx: Any) -> bool:
-    """Whether errors come with their tracebacks."""
-    return bool(ctx.find_root().params.get("debug"))
 
 
 app = typer.Typer(
@@ -166,22 +161,22 @@ def _loaded(name: str) -> Any:
 
 def _lighten(command: Any, ctx: Any) -> None:
     lighten(command.get_params(ctx))
-    for one in getattr(command, "commands", {}).values():
-        if one is not None:  # one of a group; the whole command's own are loaded when asked for
-            _lighten(one, ctx)
+    for subcommand in getattr(command, "commands", {}).values():
+        if subcommand is not None:  # those of the application itself are loaded when they are asked for
+            _lighten(subcommand, ctx)
 
 
 def lighten(parameters: Iterable[Any]) -> None:
-    """Convert the values of options by ``_AsItIs``."""
+    """Convert the values of options by ``_LightConversion``."""
     for parameter in parameters:
         convert = getattr(parameter, "get_runtime_param", None)
         if convert is not None and not isinstance(convert, functools.partial):
-            parameter.get_runtime_param = functools.partial(_AsItIs, convert)
+            parameter.get_runtime_param = functools.partial(_LightConversion, convert)
 
 
-class _AsItIs:
-    """Spares Typer its validation library, a sixth of a forecast, for values that need no conversion:
-    defaults and texts."""
+class _LightConversion:
+    """Converts the values of an option without pydantic, whose import takes a sixth of a forecast: defaults,
+    texts and numbers without bounds. Everything else, also what is no number, is left to Typer."""
 
     def __init__(self, convert: Callable[[], Any]) -> None:
         self._convert = convert
@@ -189,8 +184,12 @@ class _AsItIs:
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
-        if value is param.default or (isinstance(value, str) and param.type_descriptor.annotation is str):
+        if value is param.default:
             return value
+        kind = param.type_descriptor
+        if isinstance(value, str) and kind.annotation in (str, int, float) and not kind.is_ranged:
+            with contextlib.suppress(ValueError):
+                return kind.annotation(value)
         try:
             return self._convert().coerce(value, param=param, ctx=ctx)
         except _UsageError as error:
@@ -198,7 +197,7 @@ class _AsItIs:
 
 
 def _wrong_value(param: Any, value: Any, message: str) -> str:
-    """What the parser says of a value, with the option's name and the value before it."""
+    """Put the option's name and the value before what the parser says of it."""
     name = max(param.opts, key=len) if str(param.opts[0]).startswith("-") else param.name
     message = message.removeprefix("Value error, ").partition(", unable")[0].rstrip(".")
     if message.startswith("Input should be "):
@@ -248,14 +247,14 @@ def _usage_in_one_line(ctx: Any) -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """A line for people, beside the results."""
+    """Print a line for people on stderr, beside the results."""
     tell("")
     with contextlib.suppress(OSError):  # of a stderr that nobody reads, or on a full disk
         typer.echo(f"foretrain: {message}", err=True)
 
 
 def say_left_out(reasons: Sequence[str], first: int = 5) -> None:
-    """The first reasons why something is left out, and how many more there are."""
+    """Print the first reasons why something is left out, and how many more there are."""
     for reason in reasons[:first]:
         say(f"left out: {reason}")
     if len(reasons) > first:

@@ -89,11 +89,11 @@ def devices_and_nodes(incomplete: str) -> list[str]:
 
 
 def kinds_and_names(incomplete: str) -> list[str]:
-    """What ``foretrain catalog`` lists, and names that it knows."""
+    """Complete the kinds that ``foretrain catalog`` lists, and names that it knows."""
     from foretrain.catalog_entries import KINDS
 
-    found = _matching(KINDS, incomplete)
-    return found if found or not incomplete else devices_and_nodes(incomplete)
+    kinds = _matching(KINDS, incomplete)
+    return kinds if kinds or not incomplete else devices_and_nodes(incomplete)
 
 
 def names_of_kind(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choices:
-    """What can be chosen from, and what is written of each that is."""
+    """Holds what can be chosen from, and what is written of each that is."""
 
     candidates: Candidates
     rows: Rows
@@ -168,10 +168,10 @@ def _jobs(
     method: str,
 ) -> _Choices:
     from foretrain import predictors
-    from foretrain.job import read_runs
     from foretrain.measure.job_candidates import job_candidates, line_of
     from foretrain.measure.kinds import expect
     from foretrain.report.screen import progress
+    from foretrain.run import read_runs
 
     predictor = predictors.get(name or predictors.DEFAULT)
     if not predictor.learns:
@@ -225,12 +225,12 @@ def _scaled(
         raise invalid("--scale", f"{wrong[0]:g}", "above 0 and at most 1")
     whole = job.workload.training
 
-    def row(one: Job) -> Mapping[str, float]:
-        training = one.workload.training
+    def row(candidate: Job) -> Mapping[str, float]:
+        training = candidate.workload.training
         share = training.global_batch / whole.global_batch
         if whole.samples is not None and training.samples is not None:
             share = training.samples / whole.samples
-        return ernest_row(one.cluster.world_size, share)
+        return ernest_row(candidate.cluster.world_size, share)
 
     wanted = cells_of_jobs([scaled(job, count, share) for count, share in points])
     name = job.workload.model.label
@@ -301,8 +301,10 @@ def _rows(
     for option, given in (("--predictor", predictor), ("--measured", before)):
         if given:
             raise InputError(f"{option}: is for jobs, campaigns and --operators, not for the table {path}")
-    found = table.candidates(costs, cost_column=cost_column, features=features, log=log, quadratic=quadratic)
-    return _Choices(candidates=found, rows=table.rows, priced=priced)
+    candidates = table.candidates(
+        costs, cost_column=cost_column, features=features, log=log, quadratic=quadratic
+    )
+    return _Choices(candidates=candidates, rows=table.rows, priced=priced)
 
 
 def _operator_choices(
@@ -376,11 +378,11 @@ def _document(chosen: Design, choices: _Choices, gain: Gain, rows: Rows) -> dict
     }
 
 
-def _report(chosen: Design, found: _Choices, gain: Gain, first: int = 10) -> list[RenderableType]:
+def _report(chosen: Design, choices: _Choices, gain: Gain, first: int = 10) -> list[RenderableType]:
     from foretrain.report.tables import table
     from foretrain.units import format_seconds
 
-    candidates, priced = found.candidates, found.priced
+    candidates, priced = choices.candidates, choices.priced
     rows = [candidates.labels[place] for place in chosen.chosen]
     costs = [format_seconds(cost) for cost in candidates.cost_s[chosen.chosen]]
     names = list(dict.fromkeys(name for row in rows for name in row if name != "cost_s"))[:8]

@@ -125,8 +125,8 @@ def _objective(name: str, kind: str, sketches: int, deepest: int | None, zoo: li
 
 def _captured(zoo: list[Path]) -> list[Any]:
     """The graphs of the models of runs, of which there is one at least."""
-    from foretrain.job import runs_of_file
     from foretrain.predictors.predictddl.zoo import captured
+    from foretrain.run import runs_of_file
 
     graphs = captured(run for path in zoo for run in runs_of_file(path))
     if not graphs:

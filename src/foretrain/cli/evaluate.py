@@ -14,7 +14,7 @@ from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
 
 _MOST_SHOWN = 5
-"""Reasons of each kind are told up to this number."""
+"""Reasons of each kind are entry up to this number."""
 
 
 @registry.command(cls=ScaleOut)
@@ -109,13 +109,13 @@ def tell_reasons(document: Mapping[str, Any]) -> None:
 
 
 def _tell(kind: str, reasons: Sequence[Mapping[str, Any]]) -> None:
-    """Each reason with its first run, and how many more there are like it."""
-    for one in reasons[:_MOST_SHOWN]:
-        reason = " ".join(one["reason"].splitlines())
-        whose = f"{one['predictor']}: " if one["predictor"] else ""
+    """Print each reason with its first run, and how many more there are like it."""
+    for entry in reasons[:_MOST_SHOWN]:
+        reason = " ".join(entry["reason"].splitlines())
+        whose = f"{entry['predictor']}: " if entry["predictor"] else ""
         whose = "" if reason.startswith(whose) else whose  # most name themselves
-        more = f" ({one['count'] - 1:,} more like it)" if one["count"] > 1 else ""
-        say(f"{kind}: {one['runs_file']}:{one['line']}: {whose}{reason}{more}")
+        more = f" ({entry['count'] - 1:,} more like it)" if entry["count"] > 1 else ""
+        say(f"{kind}: {entry['runs_file']}:{entry['line']}: {whose}{reason}{more}")
     if len(reasons) > _MOST_SHOWN:
         left = sum(reason["count"] for reason in reasons[_MOST_SHOWN:])
         others = len(reasons) - _MOST_SHOWN

@@ -18,8 +18,8 @@ from foretrain.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from foretrain.costs.measured import MeasuredOperator
-    from foretrain.job import Run
     from foretrain.predictors.base import OperatorPredictor, Predictor
+    from foretrain.run import Run
 
 
 @registry.command(cls=WithSettings)
@@ -63,10 +63,10 @@ def fit(
     """Calibrate a predictor to measured runs, or learn its operator models from an operator dataset."""
     from foretrain import predictors
     from foretrain.files import check_target
-    from foretrain.job import runs_of_file
     from foretrain.predictors.base import OperatorPredictor, source_of
-    from foretrain.predictors.evidence import of_learned
+    from foretrain.predictors.records import of_learned
     from foretrain.report.screen import progress
+    from foretrain.run import runs_of_file
 
     datasets, runs = _sort(files)
     check_target(out, folder=True)
@@ -155,7 +155,7 @@ def _tell_left_out(predictor: Predictor, given: int) -> None:
 def _operators(
     datasets: Sequence[Path], device: str | None, published: Path | None
 ) -> tuple[list[MeasuredOperator], list[dict[str, Any]]]:
-    """All measured operators, and where they come from."""
+    """Read all measured operators, and say where they come from."""
     from foretrain.costs.measured import load_measured
     from foretrain.measure.published import published_files, read_published
     from foretrain.predictors.base import source_of
@@ -163,11 +163,11 @@ def _operators(
     operators: list[MeasuredOperator] = []
     sources = []
     for path in datasets:
-        found = list(load_measured(path, _device(path, device)))
-        if not found:
+        measured = list(load_measured(path, _device(path, device)))
+        if not measured:
             raise InputError(f"{path}: holds no operator")
-        operators += found
-        sources.append(source_of(path, device=found[0].device))
+        operators += measured
+        sources.append(source_of(path, device=measured[0].device))
     own = {source["device"] for source in sources}
     if device is not None and _catalogue_name(device) not in own:
         raise InputError(f"--device: {device!r}, but the datasets say themselves: {', '.join(sorted(own))}")

@@ -74,15 +74,15 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "catalog": ("foretrain catalog devices", "foretrain catalog h100"),
     "capture": ("foretrain capture resnet50 --batch 256 -o resnet50.json.zst",),
 }
-"""Lines to try, by the command's words; the first are for all commands."""
+"""Lines to try, by the words of a command; those of "" stand in the help of ``foretrain`` itself."""
 
 
 def lay_out(command: Any) -> None:
     """Let the help of a command, and of those of a group, have its sections and its examples."""
     command.format_options = functools.partial(_write_options, command)
     command.help = str(command.help or "").replace("``", "`")
-    for one in getattr(command, "commands", {}).values():
-        lay_out(one)
+    for subcommand in getattr(command, "commands", {}).values():
+        lay_out(subcommand)
 
 
 def _write_options(command: Any, ctx: Any, formatter: Any) -> None:

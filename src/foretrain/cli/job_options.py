@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from foretrain.cli import completion
+from foretrain.cli.lists import sides
 from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ _SECTIONS = {
 
 
 def _use_catalog(ctx: typer.Context, path: Path | None) -> Path | None:
-    """For as long as the command runs, here and in all that it starts."""
+    """Use the user's catalogue for as long as the command runs, here and in all that it starts."""
     if path is None:
         return None
     from foretrain.catalog import VARIABLE, Catalog
@@ -72,7 +73,8 @@ def _use_catalog(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _use_refresh(ctx: typer.Context, wanted: bool | None) -> None:
-    """For as long as the command runs, here and in all that it starts; no field of a job."""
+    """Trace models anew for as long as the command runs, here and in all that it starts; no field of a
+    job."""
     if wanted:
         from foretrain.capture.cache import REFRESH
 
@@ -277,7 +279,7 @@ def with_options(declared: type, without: Collection[str] = ()) -> Callable[[Com
 
 
 def _in_sections(declarations: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The same options, each with the title that it stands below; other commands have some of them too."""
+    """Give each option the title that it stands below; other commands have some of them too."""
     title = ""
     for name, hint in declarations.items():
         title = _SECTIONS.get(name, title)
@@ -323,7 +325,7 @@ def target_and_launch_files(
 
 
 def one_job(target: str | None, launch_files: list[str] | None, options: Options) -> Job:
-    """Of a job file, a model or launch files, with the options over it."""
+    """Read a job file, a model or launch files, with the options over it."""
     target, launch_files = target_and_launch_files(target, launch_files)
     if launch_files:
         return launch_from(launch_files, target, options).job
@@ -356,7 +358,7 @@ def _of_job(options: Options) -> Options:
     if (mode := given.pop("compile_mode", None)) is not None:
         given["compile"] = mode
     if "image" in given:
-        given["image"] = _image(given["image"])
+        given["image"] = sides("training.image", given["image"])
     for setting in given.pop("set", []):
         _put(given, setting)
     for name in ("evaluate_every", "checkpoint_every"):
@@ -390,10 +392,3 @@ def setting_value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return {"True": True, "False": False}.get(text, text)
-
-
-def _image(text: str) -> int | list[int]:
-    sides = text.replace("x", ",").split(",")
-    if len(sides) not in (1, 3) or not all(side.strip().isdigit() for side in sides):
-        raise invalid("training.image", text, "a side length or channels,height,width")
-    return int(text) if len(sides) == 1 else [int(side) for side in sides]

@@ -57,8 +57,8 @@ def leaderboard(
     def starting(task: BoardTask, done: int, total: int) -> None:
         say(f"{done + 1} of {total}: {task}")
 
-    made = board(runs, names=predictor or (), most=most, work=work, processes=processes, starting=starting)
-    for line in made.missing:
+    scored = board(runs, names=predictor or (), most=most, work=work, processes=processes, starting=starting)
+    for line in scored.missing:
         say(f"not scored: {line}")
     if out is not None:
         from foretrain.files import write_atomically
@@ -67,14 +67,14 @@ def leaderboard(
         from foretrain.web.board import write_board
 
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / "board.md", markdown(made))
-        write_atomically(out / "board.json", dump(made.to_dict()))
-        write_board(made, out)
-        say(f"{len(made.results):,} scores of {len(made.points):,} forecasts in {out}")
-    if not made.results:
+        write_atomically(out / "board.md", markdown(scored))
+        write_atomically(out / "board.json", dump(scored.to_dict()))
+        write_board(scored, out)
+        say(f"{len(scored.results):,} scores of {len(scored.points):,} forecasts in {out}")
+    if not scored.results:
         say("nothing could be scored")
         raise typer.Exit(1)
-    rows = [one for one in made.to_dict()["results"] if one["quantity"] == "step_time_s"]
+    rows = [one for one in scored.to_dict()["results"] if one["quantity"] == "step_time_s"]
     show(evaluation_tables(rows))
     for file in dict.fromkeys(row["runs_file"] for row in rows if row["failed"]):
         say(f"some runs went wrong; foretrain evaluate {file} says why")

@@ -17,8 +17,8 @@ from foretrain.errors import InputError
 if TYPE_CHECKING:
     from foretrain.catalog import Catalog
     from foretrain.cluster import Cluster
-    from foretrain.job import Run
     from foretrain.predictors.base import Predictor
+    from foretrain.run import Run
 
 
 @registry.command()
@@ -70,11 +70,12 @@ def learn(
         raise typer.BadParameter("give --name (predict uses it from now on) or --out DIR, one of the two")
     folder = usual.place(name) if name is not None else out
     assert folder is not None
-    found = [*_of_files(runs or []), *(_of_store(store) if store is not None else [])]
-    kept = found if cluster is None else _on(found, cluster)
+    all_runs = [*_of_files(runs or []), *(_of_store(store) if store is not None else [])]
+    kept = all_runs if cluster is None else _on(all_runs, cluster)
     if not kept:
         raise InputError(
-            "runs: there are none to learn from" + (f" on {cluster}" if cluster is not None and found else "")
+            "runs: there are none to learn from"
+            + (f" on {cluster}" if cluster is not None and all_runs else "")
         )
     predictor = _joined(predictors, folds, most)
     _learn(predictor, kept, folder)
@@ -113,7 +114,7 @@ def _learn(predictor: Predictor, runs: Sequence[Run], folder: Path) -> None:
 
 
 def _of_files(paths: Sequence[Path]) -> list[Run]:
-    from foretrain.job import runs_of_file
+    from foretrain.run import runs_of_file
 
     return [run for path in dict.fromkeys(paths) for run in runs_of_file(path)]
 
@@ -125,7 +126,7 @@ def _of_store(where: str) -> list[Run]:
 
 
 def _on(runs: Sequence[Run], cluster: str) -> list[Run]:
-    """Those on the devices of a cluster, by the name of a device or by a file that has it."""
+    """Select the runs on the devices of a cluster, by the name of a device or by a file that has it."""
     from foretrain.catalog import Catalog
 
     path, known = Path(cluster), Catalog.load()

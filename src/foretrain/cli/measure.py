@@ -13,15 +13,17 @@ import typer
 from foretrain.cli import completion
 from foretrain.cli.app import JsonFlag, registry, say, show, told_if_interrupted
 from foretrain.cli.job_options import CatalogOption
+from foretrain.cli.lists import sides, whole_numbers, words
 from foretrain.cli.scale_out import RayOption, ScaleOut
 from foretrain.errors import InputError, invalid
 from foretrain.units import parse_seconds
 
 if TYPE_CHECKING:
-    from foretrain.job import Job, Run
+    from foretrain.job import Job
     from foretrain.measure.instances import Instance
     from foretrain.measure.kinds import Kind
     from foretrain.measure.summary import Summary
+    from foretrain.run import Run
 
 measure = typer.Typer(
     help="Make data: measure operators, steps and whole campaigns.",
@@ -46,7 +48,7 @@ def budget_s(budget: str | None) -> float | None:
 
 
 def kept_in(out: Path) -> AbstractContextManager[None]:
-    """For measurements that Ctrl-C or SIGTERM ends."""
+    """Say where measurements are kept that Ctrl-C or SIGTERM ends."""
     return told_if_interrupted(lambda: f"what was measured is in {out}; the same command goes on from there")
 
 
@@ -192,7 +194,7 @@ def steps(
 
 @contextmanager
 def _watching(resources: bool, device: str, seconds: float) -> Iterator[Callable[[Job], Run] | None]:
-    """What measures the resources of a job; None where only steps are asked for."""
+    """Make what measures the resources of a job; None where only steps are asked for."""
     if not resources:
         yield None
         return
@@ -237,8 +239,8 @@ def host(
         typer.echo(dump(profile.to_dict()))
         return
     show(tables.host_profile(profile))
-    found = profile.host()
-    speeds = ", ".join(f"{part} {found.speed_of(part):.2f}" for part in PARTS)
+    measured_host = profile.host()
+    speeds = ", ".join(f"{part} {measured_host.speed_of(part):.2f}" for part in PARTS)
     say(f"{speeds} of the speed of {MEASURED_HOST}, which forecasts take where nothing is known")
     if fast := profile.fast_cores:
         slower = max(profile.core_s.values()) / min(profile.core_s.values())
@@ -246,8 +248,8 @@ def host(
 
 
 def _instances(targets: list[str]) -> list[Instance]:
-    """Those of lists, which ``--collect-only`` and ``design`` write, in their order; then those of jobs, the
-    most valuable first."""
+    """Gather the operators of lists, which ``--collect-only`` and ``design`` write, in their order; then
+    those of jobs, the most valuable first."""
     from foretrain.measure.instances import by_value, collect, load_instances
     from foretrain.measure.kinds import first_kind
     from foretrain.step.graph import step_graph
@@ -255,8 +257,8 @@ def _instances(targets: list[str]) -> list[Instance]:
     files = [Path(target) for target in targets if target.endswith((".jsonl", ".jsonl.zst"))]
     lists = [path for path in files if first_kind(path) in ("operators", "measured operators")]
     jobs = _jobs([target for target in targets if Path(target) not in lists], "measure ops")
-    found = collect((step_graph(job), job.workload.training.precision) for job in jobs)
-    return [*(instance for path in lists for instance in load_instances(path)), *by_value(found)]
+    of_jobs = collect((step_graph(job), job.workload.training.precision) for job in jobs)
+    return [*(instance for path in lists for instance in load_instances(path)), *by_value(of_jobs)]
 
 
 def _jobs(targets: list[str], command: str, here: Callable[[], dict[str, Any]] = dict) -> Iterator[Job]:
@@ -401,8 +403,8 @@ def _where(on: str, address: str | None, ray: str | None) -> tuple[str, str | No
         return on, address
     if on not in ("local", "ray") or address is not None:
         raise typer.BadParameter("--ray stands for --on ray and its --address; give one or the other")
-    found = found_at(ray)
-    return "ray", None if found == LOCAL else found
+    where = found_at(ray)
+    return "ray", None if where == LOCAL else where
 
 
 def _options(
@@ -412,27 +414,10 @@ def _options(
     single: Mapping[str, Any],
     image: str | None,
 ) -> dict[str, Any]:
-    """The keys of a campaign file that were given as options."""
+    """Collect the keys of a campaign file that were given as options."""
     return {
-        **{name: _list(name, text, lambda _, part: part) for name, text in lists.items() if text is not None},
-        **{name: _list(name, text, _whole) for name, text in numbers.items() if text is not None},
+        **{name: list(words(name, text)) for name, text in lists.items() if text is not None},
+        **{name: list(whole_numbers(name, text)) for name, text in numbers.items() if text is not None},
         **{name: value for name, value in single.items() if value is not None},
-        **({} if image is None else {"image": _image(image)}),
+        **({} if image is None else {"image": sides("image", image)}),
     }
-
-
-def _list(name: str, text: str, parse: Callable[[str, str], Any]) -> list[Any]:
-    return [parse(name, part.strip()) for part in text.split(",") if part.strip()]
-
-
-def _image(text: str) -> int | list[int]:
-    sides: list[int] = _list("image", text.replace("x", ","), _whole)
-    if len(sides) not in (1, 3):
-        raise invalid("image", text, "a side length or channels,height,width")
-    return sides[0] if len(sides) == 1 else sides
-
-
-def _whole(name: str, text: str) -> int:
-    if not text.isdigit():
-        raise invalid(name, text, "a whole number")
-    return int(text)

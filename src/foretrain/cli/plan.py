@@ -23,6 +23,7 @@ from foretrain.cli.job_options import (
     setting_value,
     with_options,
 )
+from foretrain.cli.lists import whole_numbers, words
 from foretrain.cli.predict_checks import refuse_without
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray
 from foretrain.errors import InputError, invalid
@@ -148,11 +149,7 @@ def plan(
         fits=fits,
         risk=risk,
     )
-    wanted = Wanted(
-        kinds=_words("devices", kinds),
-        most=max_devices,
-        counts=_numbers("counts", counts),
-    )
+    wanted = Wanted(kinds=words("devices", kinds), most=max_devices, counts=whole_numbers("counts", counts))
     effort = Effort(seconds=seconds, exhaustive=exhaustive, processes=processes, ray=ray, cached=not fresh)
     chosen = predictors.get(predictor)
     number, measured = _runs(runs)
@@ -190,7 +187,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What is wanted, but for fields that are set."""
+    """Holds what is wanted, but for fields that are set."""
 
     target: str | None
     launch_files: list[str] | None
@@ -204,8 +201,8 @@ class _Asked:
     effort: Effort
 
     def job(self, settings: Mapping[str, Any]) -> Job:
-        words = [f"{name}={value}" for name, value in settings.items()]
-        options = {**self.options, **({"set": words} if words else {})}
+        texts = [f"{name}={value}" for name, value in settings.items()]
+        options = {**self.options, **({"set": texts} if texts else {})}
         return one_job(self.target, self.launch_files, options)
 
     def plans(self, job: Job, held: Mapping[str, Sequence[Any]] | None = None) -> Plans:
@@ -229,7 +226,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shown:
-    """What is wanted of the plans of one search."""
+    """Says what is wanted of the plans of one search."""
 
     runs: int | None
     probes: bool
@@ -337,13 +334,13 @@ def _sweep(asked: _Asked, swept: Mapping[str, Sequence[Any]], as_json: bool) -> 
         raise typer.Exit(1)
 
 
-def _largest(asked: _Asked, what: str, as_json: bool) -> None:
+def _largest(asked: _Asked, quantity: str, as_json: bool) -> None:
     from foretrain.planner.largest import largest
     from foretrain.report import dump
     from foretrain.report.plans import largest_lines
 
     wanted = asked.wanted
-    largest_fit = largest(what, asked.job({}), asked.plans, max(wanted.counts, default=wanted.most))
+    largest_fit = largest(quantity, asked.job({}), asked.plans, max(wanted.counts, default=wanted.most))
     if as_json:
         typer.echo(dump(largest_fit.to_dict()))
     else:
@@ -355,7 +352,7 @@ def _largest(asked: _Asked, what: str, as_json: bool) -> None:
 def _learn(predictor: Predictor, path: Path) -> None:
     """Calibrate to measured runs, such as probes."""
     from foretrain.cli.app import say_left_out
-    from foretrain.job import runs_of_file
+    from foretrain.run import runs_of_file
 
     if not predictor.learns:
         raise InputError(f"runs: {predictor.name} learns nothing from {path}")
@@ -368,18 +365,18 @@ def _learn(predictor: Predictor, path: Path) -> None:
 # What options say
 
 
-def _settings(words: Sequence[str]) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
+def _settings(texts: Sequence[str]) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
     """Axes of the plan that are held, and other fields of the job, each with its values."""
     from foretrain.options import section_of
     from foretrain.planner.space import HELD
 
     held: dict[str, tuple[Any, ...]] = {}
     fields: dict[str, tuple[Any, ...]] = {}
-    for word in words:
-        path, equals, text = word.partition("=")
+    for setting in texts:
+        path, equals, text = setting.partition("=")
         section, _, name = path.partition(".")
         if not equals or not name:
-            raise invalid("--set", word, "of the form section.field=value, such as plan.tensor=2,4")
+            raise invalid("--set", setting, "of the form section.field=value, such as plan.tensor=2,4")
         section_of(section, name.partition(".")[0])
         if section == "plan" and name in HELD:
             held[name] = tuple(_plan_value(name, one) for one in text.split(","))
@@ -390,7 +387,7 @@ def _settings(words: Sequence[str]) -> tuple[dict[str, tuple[Any, ...]], dict[st
 
 
 def _plan_value(name: str, text: str) -> Any:
-    """As a plan has it, or refused as a plan refuses it."""
+    """Read the value of a field as a plan has it, or refuse it as a plan does."""
     from foretrain.plan import Plan
     from foretrain.schema import convert
 
@@ -415,18 +412,3 @@ def _runs(text: str | None) -> tuple[int | None, Path | None]:
             raise invalid("runs", text, "a number of at least 1, or a file of runs")
         return int(text), None
     return None, Path(text)
-
-
-def _words(name: str, text: str | None) -> tuple[str, ...]:
-    """What stands between commas; at least something where anything is given."""
-    found = tuple(word.strip() for word in (text or "").split(",") if word.strip())
-    if text is not None and not found:
-        raise invalid(name, text, "names or numbers with commas between them")
-    return found
-
-
-def _numbers(name: str, text: str | None) -> tuple[int, ...]:
-    words = _words(name, text)
-    if not all(word.isdigit() for word in words):
-        raise invalid(name, text, "whole numbers with commas between them")
-    return tuple(int(word) for word in words)

@@ -112,6 +112,7 @@ def predict(
     """Forecast time, memory and cost of a job file or a model; options override the file."""
     from foretrain import predictors
     from foretrain.files import check_target
+    from foretrain.predictors.answering import answer
     from foretrain.predictors.plugins import told_in_one_line
 
     target, launch_files = target_and_launch_files(target, launch_files)
@@ -173,7 +174,7 @@ def predict(
         return
     chosen = predictors.get(name)
     with told_in_one_line(type(chosen)):
-        forecast = _with_remedies(_forecast(chosen, job), chosen)
+        forecast = answer(chosen, job)
         ideas = _suggestions(forecast, chosen) if suggest else None
     use = _resources(forecast) if resources else None
     if as_json:
@@ -188,29 +189,13 @@ def predict(
 
 
 def _usual(quiet: bool) -> str:
-    """What forecasts are by where no predictor is named; says so where that is something learned."""
+    """Name the predictor that forecasts where none is named; say so where it is something learned."""
     from foretrain.predictors import DEFAULT, usual
 
-    found = usual.usual()
-    if found != DEFAULT and not quiet:
-        say(f"by {found}, the usual predictor here (--predictor {DEFAULT} passes it by)")
-    return found
-
-
-def _forecast(predictor: Predictor, job: Job) -> Forecast:
-    """With what measured runs say of it."""
-    from foretrain.predictors.evidence import with_evidence
-
-    forecast = predictor.predict(job)
-    return with_evidence(forecast, predictor.knows(forecast))
-
-
-def _with_remedies(forecast: Forecast, predictor: Predictor) -> Forecast:
-    """With what would make the job fit, where it does not, and what recomputation does to it."""
-    from foretrain.predictors.fitting_changes import with_remedies
-    from foretrain.predictors.recomputation import with_recomputation
-
-    return with_recomputation(with_remedies(forecast, predictor), predictor)
+    name = usual.usual()
+    if name != DEFAULT and not quiet:
+        say(f"by {name}, the usual predictor here (--predictor {DEFAULT} passes it by)")
+    return name
 
 
 def _suggestions(forecast: Forecast, predictor: Predictor) -> list[Suggestion]:
@@ -236,11 +221,11 @@ def _compare(job: Job, as_json: bool) -> None:
     from foretrain.report import dump
     from foretrain.report.evidence import side_by_side_table
 
-    found = side_by_side(job)
+    compared = side_by_side(job)
     if as_json:
-        typer.echo(dump(found.to_dict()))
+        typer.echo(dump(compared.to_dict()))
     else:
-        show(side_by_side_table(found))
+        show(side_by_side_table(compared))
 
 
 def _resources(forecast: Forecast) -> Resources:
@@ -331,7 +316,7 @@ def _write_page(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What the jobs of a file have in common."""
+    """Holds what the jobs of a file have in common."""
 
     portable: Portable
     catalog: Catalog
@@ -342,14 +327,14 @@ class _Asked:
 def _predict_many(
     path: Path, out: Path | None, options: Options, predictor: str, processes: int, ray: str | None
 ) -> None:
-    """One line out per job in, in order, each as soon as it is known; a job that fails does not stop the
-    rest."""
+    """Write one line out per job in, in order, each as soon as it is known; a job that fails does not stop
+    the rest."""
     hush_ray()
     one_thread()
     from foretrain.catalog import Catalog
     from foretrain.fanout import fan_out
     from foretrain.fanout.cluster import connected
-    from foretrain.job import text_lines
+    from foretrain.files import text_lines
     from foretrain.predictors.portable import Portable
     from foretrain.report.lines import JsonLines
     from foretrain.report.screen import progress
@@ -391,10 +376,12 @@ def _answer(asked: _Asked, line: str) -> tuple[dict[str, Any], str]:
     """The forecast of one job, or why there is none; a bug comes with its traceback and does not cost the
     other jobs."""
     from foretrain.job import parse_job
+    from foretrain.predictors.evidence import with_evidence
 
+    predictor = asked.portable.predictor
     try:
         job = parse_job(line, catalog=asked.catalog, base=asked.base, edit=overriding(asked.options))
-        return {"forecast": _forecast(asked.portable.predictor, job).to_dict()}, ""
+        return {"forecast": with_evidence(predictor.predict(job), predictor).to_dict()}, ""
     except ForetrainError as error:
         return {"error": str(error)}, ""
     except Exception as error:

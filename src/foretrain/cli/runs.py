@@ -187,8 +187,8 @@ def _open(store: str | None) -> Runs:
 
 
 def _filter(options: Options) -> Filter:
-    from foretrain.job import QUANTITIES
     from foretrain.measure.store import Filter
+    from foretrain.quantities import QUANTITIES
 
     if "quantity" in options and options["quantity"] not in QUANTITIES:
         raise unknown("--quantity", options["quantity"], QUANTITIES)
@@ -225,7 +225,7 @@ def _summary(entry: Entry) -> dict[str, Any]:
 
 
 def _show_table(entries: Sequence[Entry]) -> None:
-    """One row for each run; labels only where they say more than the model's name."""
+    """Print one row for each run; labels only where they say more than the model's name."""
     from foretrain.report.tables import table
 
     labelled = any(entry.label not in ("", entry.model) for entry in entries)
@@ -269,7 +269,7 @@ def _devices(cluster: Mapping[str, Any]) -> int:
 
 
 def _figure(name: str, value: float) -> str:
-    from foretrain.job import QUANTITIES
+    from foretrain.quantities import QUANTITIES
     from foretrain.units import format_bytes, format_count, format_seconds
 
     unit = QUANTITIES.get(name, "")
@@ -295,7 +295,8 @@ class _Tally:
 
 
 def _lines(files: Sequence[Path]) -> list[Line]:
-    """All lines at the start, so that a file that cannot be read is known before anything is imported."""
+    """Read all lines at the start, so that a file that cannot be read is known before anything is
+    imported."""
     from foretrain.measure.store import is_database, raw_lines
 
     for file in files:
@@ -304,13 +305,13 @@ def _lines(files: Sequence[Path]) -> list[Line]:
                 f"{file}: it is a database; `foretrain runs export "
                 f"--store {file} -o runs.jsonl` makes it a file of runs"
             )
-    found = []
+    all_lines = []
     for file in dict.fromkeys(files):
         lines = list(raw_lines(file))
         if not lines:
             raise InputError(f"{file}: empty; a runs file has one run per line")
-        found += [(file, number, line) for number, line in lines]
-    return found
+        all_lines += [(file, number, line) for number, line in lines]
+    return all_lines
 
 
 def _import(lines: Sequence[Line], store: Store, catalog: Catalog, tally: _Tally, *, strict: bool) -> None:

@@ -15,21 +15,22 @@ from foretrain.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from foretrain.job import Job, Run
+    from foretrain.job import Job
+    from foretrain.run import Run
     from foretrain.search import Turn
 
 
 def runs_of(files: Sequence[Path]) -> list[Run]:
     """The runs of those files that are there, with their models as seen from the first file."""
-    from foretrain.job import read_runs
+    from foretrain.run import read_runs
 
-    found = [run for path in files if path.is_file() for _, run in read_runs(path)]
-    return [dataclasses.replace(run, job=run.job.seen_from(files[0].parent)) for run in found]
+    runs = [run for path in files if path.is_file() for _, run in read_runs(path)]
+    return [dataclasses.replace(run, job=run.job.seen_from(files[0].parent)) for run in runs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searching:
-    """What a search is of: files of runs, the first of which new ones go to, and a deadline."""
+    """Says what a search is of: files of runs, the first of which new ones go to, and a deadline."""
 
     files: Sequence[Path]
     deadline_s: float
@@ -63,7 +64,8 @@ class Searching:
 
     def _failed(self) -> set[str]:
         """Configurations that a campaign could not measure."""
-        from foretrain.job import Job, read_lines
+        from foretrain.files import read_lines
+        from foretrain.job import Job
         from foretrain.measure.resume import failures_file
         from foretrain.search import configured
 

@@ -117,7 +117,8 @@ def serve(
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Of TCP in so many words: without them asyncio leaves answers to wait for acknowledgements (Nagle)."""
+    """Listen by TCP in so many words: without them asyncio leaves answers to wait for acknowledgements
+    (Nagle)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:

@@ -74,7 +74,7 @@ def _class(name: str) -> type[Predictor]:
 
 
 def _known() -> list[type[Predictor]]:
-    """All predictors that have a name and can be loaded."""
+    """List all predictors that have a name and can be loaded."""
     from foretrain import predictors
 
     kinds = []
@@ -100,7 +100,8 @@ def _fields(kind: type[Predictor]) -> list[tuple[dataclasses.Field[Any], Mapping
 
 
 def _options(kind: type[Predictor]) -> list[Any]:
-    """As the command line knows them; None for those that are not given."""
+    """Make the options of a predictor's settings as the command line knows them; None for those that are not
+    given."""
     fields = _fields(kind)
     if not fields:
         return []

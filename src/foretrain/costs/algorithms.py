@@ -24,7 +24,8 @@ _UP_AND_DOWN = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What an algorithm moves, as multiples of the call's size, and the messages that follow one another."""
+    """Says what an algorithm moves, as multiples of the call's size, and the messages that follow one
+    another."""
 
     inside: float
     """Sent by each member over the links inside a node."""
@@ -88,7 +89,7 @@ def _in_network(per_node: int, nodes: int) -> Load:
 
 
 def _in_both(per_node: int, nodes: int) -> Load:
-    """The same with NVSwitch in the place of the rings."""
+    """Add up in NVSwitch and in the switches of the network."""
     load = _in_switch(per_node, nodes)
     return dataclasses.replace(load, outside=1.0, hops_outside=_UP_AND_DOWN, reduces="in the network")
 
@@ -119,8 +120,8 @@ def _pairwise(per_node: int, nodes: int) -> Load:
 
 
 def by_rail(load: Load, per_node: int, nodes: int) -> Load:
-    """The same where adapters reach those of their own rail alone: what is for another rail goes to the
-    member beside it first (NCCL's PXN)."""
+    """Send what is for another rail to the member beside it first (NCCL's PXN), where adapters reach those of
+    their own rail alone."""
     if not load.to_all or nodes == 1:
         return load
     detour = (nodes - 1) / nodes * (per_node - 1) / per_node
@@ -128,7 +129,7 @@ def by_rail(load: Load, per_node: int, nodes: int) -> Load:
 
 
 def _message(per_node: int, nodes: int) -> Load:
-    """One message, from one member to another."""
+    """Send one message from one member to another."""
     near, far = float(nodes == 1), float(nodes > 1)
     return Load(inside=near, outside=far, hops_inside=near, hops_outside=far, way="pair", one_way=True)
 
@@ -156,7 +157,7 @@ def algorithms(library: Library, kind: Kind) -> tuple[Algorithm, ...]:
 
 
 def traffic(kind: Kind, size: int) -> float:
-    """What one of ``size`` members sends, on average, as a multiple of the call's size."""
+    """Give the bytes that one of ``size`` members sends, on average, as a multiple of the call's size."""
     return _TRAFFIC[kind](size)
 
 

@@ -15,7 +15,7 @@ Column = npt.NDArray[np.float64]
 
 
 class Call(Protocol):
-    """What costs depend on of an operator: one of a graph, or one that was measured alone."""
+    """Says of an operator what its costs depend on: one of a graph, or one that was measured alone."""
 
     @property
     def name(self) -> str: ...
@@ -35,7 +35,7 @@ class CostModel(Protocol):
     def device_time_s(self, operators: Sequence[Operator], device: Device, precision: str) -> Column: ...
 
     def kernels(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
-        """How many kernels, copies and fills one call of each operator puts on the device."""
+        """Count the kernels, copies and fills that one call of each operator puts on the device."""
         ...
 
 
@@ -46,12 +46,12 @@ class HostModel(Protocol):
 
     @property
     def speed(self) -> float:
-        """How much faster the host is than the one that figures come from."""
+        """Give the speed of the host, as a multiple of that of the one that figures come from."""
         ...
 
     @property
     def hook_time_s(self) -> float:
-        """Of a Python function that a checkpoint has autograd call."""
+        """Time a Python function that a checkpoint has autograd call."""
         ...
 
     @property

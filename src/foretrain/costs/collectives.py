@@ -52,7 +52,7 @@ they use several threads."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamRates:
-    """What each member of a team has by data sheet, for messages to all others alike."""
+    """Holds the rates that each member of a team has by data sheet, for messages to all others alike."""
 
     inside_bytes_per_s: float
     """Over NVLink or PCIe, to members that it joins."""
@@ -153,13 +153,15 @@ class Collectives:
         return traffic(kind, team.size) * size_bytes if team.size > 1 else 0.0
 
     def placement(self, team: Team) -> TeamPlacement:
-        """Which members share a node and an NVLink domain; of several groups, where fewest do."""
-        return min((route.placement(team) for route in self._routes), key=lambda found: found.per_domain)
+        """Place a team: which members share a node and an NVLink domain; of several groups, where fewest
+        do."""
+        return min((route.placement(team) for route in self._routes), key=lambda place: place.per_domain)
 
     def rates(self, team: Team) -> TeamRates:
-        """What the members of a team have to exchange messages with all others, in the slowest group."""
-        found = [route.rates(team) for route in self._routes]
-        return min(found, key=lambda rates: (rates.outside_bytes_per_s, rates.inside_bytes_per_s))
+        """Give the rates at which members of a team exchange messages with all others, in the slowest
+        group."""
+        all_rates = [route.rates(team) for route in self._routes]
+        return min(all_rates, key=lambda rates: (rates.outside_bytes_per_s, rates.inside_bytes_per_s))
 
 
 def _sizes(size_bytes: float | Sizes) -> Column:
@@ -185,7 +187,7 @@ class _Lane:
     """By what its rate is divided further up: of messages to a neighbour, and to all alike."""
 
     def time_s(self, sizes: Column, share: float, load: Load) -> Column:
-        """Of a pipeline that moves ``share`` of each size over this lane."""
+        """Time a pipeline that moves ``share`` of each size over this lane."""
         transport = self.transport
         rate = self.rate * transport.share(load.way) / self.narrows[load.to_all]
         rate = min(rate, self.most if load.one_way else self.most / 2)
@@ -205,7 +207,7 @@ class _Route:
         ] = {}
 
     def time_s(self, known: tuple[Algorithm, ...], sizes: Column, team: Team) -> Column:
-        """Of the fastest algorithm that this team can use."""
+        """Time calls by the fastest algorithm that this team can use."""
         if (known, team) not in self._ways:
             self._ways[known, team] = self._usable(known, team)
         inside, outside, loads = self._ways[known, team]
@@ -238,7 +240,7 @@ class _Route:
 
     @property
     def host_network_bytes_per_s(self) -> float:
-        """Of a node's network through host memory."""
+        """Give the rate of a node's network through host memory."""
         return self._group.inter_node.bandwidth_bytes_per_s * self._transports["gloo"].pair
 
     def host_hop_s(self, nodes: int) -> float:
@@ -292,7 +294,7 @@ class _Route:
 
 
 def _call_s(load: Load, sizes: Column, inside: _Lane | None, outside: _Lane | None) -> Column:
-    """Both lanes work at the same time; hops add up, and the slower start counts."""
+    """Time calls: both lanes work at the same time, hops add up, and the slower start counts."""
     parts = [(inside, load.inside, load.hops_inside), (outside, load.outside, load.hops_outside)]
     used = [(lane, share, hops) for lane, share, hops in parts if lane is not None and hops]
     start = max(lane.transport.start_s for lane, _, _ in used)

@@ -27,7 +27,7 @@ PROCESSORS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """What one direction of an exchange costs."""
+    """Holds the costs of one direction of an exchange."""
 
     start_s: float
     token_s: float

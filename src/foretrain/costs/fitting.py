@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,35 +68,17 @@ class _Sample:
 def fit_costs(
     operators: Iterable[MeasuredOperator], tell: Callable[[str], None] = lambda _: None
 ) -> LearnedCosts:
-    """Models for all GPUs together, and for each device with many operators its own; CPUs are costed by
+    """Learn models for all GPUs together, and for each device with many operators its own; CPUs are costed by
     themselves, so that theirs say nothing here."""
     _check_library()
-    catalog = Catalog.load()
-    samples: dict[str, list[_Sample]] = {}
-    keys: dict[str, dict[int, tuple[float, int]]] = {}
-    for one in operators:
-        device = catalog.device(one.device, "device")
-        if (
-            device.is_cpu
-            or one.device_s <= 0
-            or (one.device_s < _EVENT_TIMED_S and device.name in _EVENT_TIMED)
-        ):
-            continue
-        described = describe(one, device, one.precision)
-        samples.setdefault(described.family, []).append(_Sample(one, described, one.device_s))
-        if one.key or described.family == SCALED_PRODUCT:
-            for slower in _slower_memory(one, device):
-                samples.setdefault(slower.described.family, []).append(slower)
-        if one.key:
-            keys.setdefault(device.name, {})[int(one.key[:16], 16)] = (one.device_s, one.kernels or 1)
-    counts: dict[str, int] = {}
-    for sample in (sample for group in samples.values() for sample in group):
-        counts[sample.operator.device] = counts.get(sample.operator.device, 0) + (not sample.virtual)
+    samples, lookups = _samples(operators)
+    every = [sample for group in samples.values() for sample in group]
+    counts = Counter(sample.operator.device for sample in every if not sample.virtual)
     models: dict[str, dict[str, OperatorModel]] = {GENERAL: {}}
     for family, group in sorted(samples.items()):
         tell(f"{family}: {sum(not sample.virtual for sample in group):,} operators")
         models[GENERAL][family] = _fit(family, group, _FOR_ALL, ONE_DEVICE)
-        for name in sorted(name for name, count in counts.items() if count >= _OWN and name in keys):
+        for name in sorted(name for name, count in counts.items() if count >= _OWN and name in lookups):
             own = [
                 sample
                 for sample in group
@@ -104,21 +87,41 @@ def fit_costs(
             if len(own) >= _LEAST or (own and family == SERIAL):
                 growth = _FOR_CHOICES if family in _CHOSEN else _FOR_ONE
                 models.setdefault(name, {})[family] = _fit(family, own, growth)
-    lookups = {device: _lookup(table) for device, table in sorted(keys.items())}
     return LearnedCosts(
         models,
-        lookups,
-        kernel_kinds=_kernel_kinds(sample.operator for group in samples.values() for sample in group),
+        {device: _lookup(table) for device, table in sorted(lookups.items())},
+        kernel_kinds=_kernel_kinds(sample.operator for sample in every),
         kernel_models=kernel_models(
-            (sample.operator, sample.described)
-            for group in samples.values()
-            for sample in group
-            if not sample.virtual
+            (sample.operator, sample.described) for sample in every if not sample.virtual
         ),
     )
 
 
-def _slower_memory(one: MeasuredOperator, device: Device) -> Iterator[_Sample]:
+def _samples(
+    operators: Iterable[MeasuredOperator],
+) -> tuple[dict[str, list[_Sample]], dict[str, dict[int, tuple[float, int]]]]:
+    """Sort the operators of GPUs by family, those that a slower memory would give beside them; and list the
+    times and kernels of those with a key, by device."""
+    catalog = Catalog.load()
+    samples: dict[str, list[_Sample]] = {}
+    lookups: dict[str, dict[int, tuple[float, int]]] = {}
+    for operator in operators:
+        device = catalog.device(operator.device, "device")
+        by_events = operator.device_s < _EVENT_TIMED_S and device.name in _EVENT_TIMED
+        if device.is_cpu or operator.device_s <= 0 or by_events:
+            continue
+        described = describe(operator, device, operator.precision)
+        samples.setdefault(described.family, []).append(_Sample(operator, described, operator.device_s))
+        if operator.key or described.family == SCALED_PRODUCT:
+            for slower in _slower_memory(operator, device):
+                samples.setdefault(slower.described.family, []).append(slower)
+        if operator.key:
+            table = lookups.setdefault(device.name, {})
+            table[int(operator.key[:16], 16)] = operator.device_s, operator.kernels or 1
+    return samples, lookups
+
+
+def _slower_memory(operator: MeasuredOperator, device: Device) -> Iterator[_Sample]:
     """The operator on the same device with slower memory, for devices with less bandwidth per multiprocessor.
 
     A kernel that the multiprocessors bound takes as long as before, until the memory bounds it. Families that
@@ -126,10 +129,10 @@ def _slower_memory(one: MeasuredOperator, device: Device) -> Iterator[_Sample]:
     """
     for share in _SLOWER:
         slow = dataclasses.replace(device, memory_bytes_per_s=device.memory_bytes_per_s * share)
-        described = describe(one, slow, one.precision)
-        memory_s = one.bytes / (slow.memory_bytes_per_s * slow.sustained_memory)
-        seconds = (one.device_s**_SHARPNESS + memory_s**_SHARPNESS) ** (1 / _SHARPNESS)
-        yield _Sample(one, described, seconds, virtual=True)
+        described = describe(operator, slow, operator.precision)
+        memory_s = operator.bytes / (slow.memory_bytes_per_s * slow.sustained_memory)
+        seconds = (operator.device_s**_SHARPNESS + memory_s**_SHARPNESS) ** (1 / _SHARPNESS)
+        yield _Sample(operator, described, seconds, virtual=True)
 
 
 def _fit(
@@ -202,17 +205,17 @@ def _lookup(table: dict[int, tuple[float, int]]) -> Lookup:
 def _kernel_kinds(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
     """The mean number of kernels of each kind of operator and, for kinds never seen, of each name."""
     counts_by_kind: dict[str, list[int]] = {}
-    for one in operators:
-        if one.kernels is not None and not traits(one.name).multi_tensor:
-            for kind in (one.name, kernel_kind(one.name, one.inputs)):
-                counts_by_kind.setdefault(kind, []).append(one.kernels)
+    for operator in operators:
+        if operator.kernels is not None and not traits(operator.name).multi_tensor:
+            for kind in (operator.name, kernel_kind(operator.name, operator.inputs)):
+                counts_by_kind.setdefault(kind, []).append(operator.kernels)
     return {kind: round(float(np.mean(counts)), 2) for kind, counts in sorted(counts_by_kind.items())}
 
 
 def kernel_models(
     operators: Iterable[tuple[MeasuredOperator, Described]],
 ) -> dict[str, OperatorModel]:
-    """How many kernels a call launches, by family, where its operators differ in it."""
+    """Learn how many kernels a call launches, by family, where its operators differ in it."""
     families: dict[str, list[tuple[MeasuredOperator, Described]]] = {}
     for one, described in operators:
         if one.kernels is not None and described.figures and not traits(one.name).multi_tensor:
@@ -234,11 +237,11 @@ def kernel_models(
 def dispatch_costs(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
     """Median host seconds by operator name; of multi-tensor operators per tensor."""
     times_by_name: dict[str, list[float]] = {}
-    for one in operators:
-        if one.host_s is not None:
-            many = traits(one.name).multi_tensor
-            times_by_name.setdefault(one.name, []).append(
-                one.host_s / (max(1, len(one.inputs)) if many else 1)
+    for operator in operators:
+        if operator.host_s is not None:
+            many = traits(operator.name).multi_tensor
+            times_by_name.setdefault(operator.name, []).append(
+                operator.host_s / (max(1, len(operator.inputs)) if many else 1)
             )
     return {name: float(f"{np.median(values):.4g}") for name, values in sorted(times_by_name.items())}
 

@@ -48,16 +48,18 @@ weights are, and cast the whole; and back, with the gradients of bias and weight
 
 def moved_bytes(operators: Sequence[Operator]) -> Column:
     """The traffic of each operator, and of kernels on the rows of experts what they really move."""
-    weighs = any(one.name == "moe.gate" for one in operators)
-    biased = {one.outputs[0].shape for one in operators if weighs and one.name == "moe.add_bias"}
-    moved = np.array([one.bytes for one in operators], dtype=np.float64)
-    for i, one in enumerate(operators):
-        if one.name in _REPEATS_ROWS:
-            moved[i] = max(one.bytes, 2 * one.bytes_written)
-        elif one.name == "moe.add_bias" and weighs:
-            moved[i] = _BIAS_BYTES * one.outputs[0].numel
-        elif one.name == "moe.sum_rows" and one.inputs[0].shape in biased:
-            moved[i] = _BIAS_BACK_BYTES * one.inputs[0].numel
+    weighs = any(operator.name == "moe.gate" for operator in operators)
+    biased = {
+        operator.outputs[0].shape for operator in operators if weighs and operator.name == "moe.add_bias"
+    }
+    moved = np.array([operator.bytes for operator in operators], dtype=np.float64)
+    for i, operator in enumerate(operators):
+        if operator.name in _REPEATS_ROWS:
+            moved[i] = max(operator.bytes, 2 * operator.bytes_written)
+        elif operator.name == "moe.add_bias" and weighs:
+            moved[i] = _BIAS_BYTES * operator.outputs[0].numel
+        elif operator.name == "moe.sum_rows" and operator.inputs[0].shape in biased:
+            moved[i] = _BIAS_BACK_BYTES * operator.inputs[0].numel
     return moved
 
 
@@ -67,7 +69,7 @@ def meets_weights(operator: Operator) -> bool:
 
 
 def uneven_factors(operators: Sequence[Operator]) -> Column:
-    """How much longer products take whose rows are spread over experts by chance than with as many for
+    """Give how much longer products take whose rows are spread over experts by chance than with as many for
     each."""
     factors = np.ones(len(operators))
     for i, operator in enumerate(operators):
@@ -94,9 +96,9 @@ def issue_s(operators: Sequence[Operator], recipe: str | None, *, by_chance: boo
     layers: a product of cuBLAS, in fp8 (with a recipe) behind the casts of its rows."""
     product_s = _NEW_ROWS_S if by_chance else _LAUNCH_S
     seconds = np.zeros(len(operators))
-    for i, one in enumerate(operators):
-        if traits(one.name).kind == "grouped product":
-            casts = _CAST_KERNELS.get(recipe or "", 0) if meets_weights(one) else 0
+    for i, operator in enumerate(operators):
+        if traits(operator.name).kind == "grouped product":
+            casts = _CAST_KERNELS.get(recipe or "", 0) if meets_weights(operator) else 0
             kernels = casts + _SCALE_KERNELS.get(recipe or "", 0)
-            seconds[i] = (product_s + _LAUNCH_S * kernels) * grouped_sizes(one)[3]
+            seconds[i] = (product_s + _LAUNCH_S * kernels) * grouped_sizes(operator)[3]
     return seconds

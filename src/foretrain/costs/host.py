@@ -49,12 +49,12 @@ class DispatchHost:
     """The same of single phases, on top."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What was learned, without what is the same for all."""
+        """Write what was learned, without what is the same for all."""
         kept = [one.name for one in dataclasses.fields(self) if one.name not in _NOT_LEARNED]
         return {name: getattr(self, name) for name in kept}
 
     def on(self, host: Host) -> DispatchHost:
-        """These figures on another host."""
+        """Move these figures to another host."""
         speeds = {phase: host.speed_of(phase) / host.speed for phase in PARTS}
         return dataclasses.replace(
             self,

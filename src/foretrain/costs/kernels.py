@@ -47,15 +47,15 @@ _CTC_BLANKS = 14
 
 
 def _ctc_backward(operator: Operator) -> int:
-    """Of torch's ``LossCTC.cu``: the gradient is filled, betas and what they add up to are computed, padding
-    is zeroed."""
+    """Count the kernels of torch's ``LossCTC.cu``: the gradient is filled, betas and what they add up to are
+    computed, padding is zeroed."""
     steps, batch, labels = operator.inputs[1].shape
     small = 2 * steps + 24 * batch // 10 + 2 * labels // 10 <= _CTC_SMALL
     return _CTC_COPIES + 4 + (0 if small else _CTC_BLANKS)
 
 
 def _im2col(operator: Operator) -> int:
-    """One per sample; an operand with gaps is copied first, as is the result."""
+    """Count a kernel for each sample; an operand with gaps is copied first, as is the result."""
     x = operator.inputs[0]
     samples = x.shape[0] if len(x.shape) == 4 else 1
     return samples + (2 if x.strides is not None else 0)
@@ -89,7 +89,7 @@ that are brought to another layout, statistics that are computed or given."""
 
 
 def kernel_figures(call: Call) -> list[float]:
-    """As ``KERNEL_COLUMNS`` names them."""
+    """Describe a call by the figures that ``KERNEL_COLUMNS`` names."""
     first = [*call.inputs[:3], *[None] * 3][:3]
     learning = call.args.get("training", call.args.get("train", False))
     return [

@@ -92,7 +92,7 @@ class Lookup:
     kernels: npt.NDArray[np.uint16]
 
     def find(self, keys: Sequence[str]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """Which operators were measured, and where in the columns."""
+        """Find which operators were measured, and where they stand in the columns."""
         wanted = np.array([int(key[:16], 16) for key in keys], dtype=np.uint64)
         if not len(self.keys):
             return np.zeros(len(keys), dtype=np.bool_), np.zeros(len(keys), dtype=np.int64)
@@ -220,7 +220,7 @@ class LearnedCosts:
     def looked_up(
         self, operators: Sequence[Operator], device: Device, precision: str
     ) -> npt.NDArray[np.bool_]:
-        """Which operators were measured on the very device."""
+        """Tell which operators were measured on the very device."""
         is_known = np.zeros(len(operators), dtype=np.bool_)
         if device.name in self.lookups:
             launching = np.array(
@@ -287,7 +287,7 @@ class LearnedCosts:
         return np.where(bound, np.clip(estimates, least * theirs, most * theirs), estimates)
 
     def scaled(self, device: str, factors: Mapping[str, float]) -> LearnedCosts:
-        """With a further calibration of one device."""
+        """Add a further calibration of one device."""
         before = self.scales.get(device, {})
         together = {
             group: before.get(group, 1.0) * factors.get(group, 1.0)
@@ -306,7 +306,7 @@ def _counts_by_rule(operator: Operator) -> bool:
 
 @functools.lru_cache(maxsize=100_000)
 def describe_once(operator: Operator, device: Device, precision: str) -> Described:
-    """As ``describe``, remembered."""
+    """Describe an operator as ``describe`` does, and remember it."""
     return describe(operator, device, precision)
 
 
@@ -320,7 +320,7 @@ def _key(operator: Operator, precision: str) -> str:
 
 
 def save_costs(path: Path, costs: LearnedCosts, host: DispatchHost, about: Mapping[str, Any]) -> None:
-    """One safetensors file: trees and lookups as tensors, everything else as JSON in its header."""
+    """Write one safetensors file: trees and lookups as tensors, everything else as JSON in its header."""
     from safetensors.numpy import save
 
     tensors: dict[str, npt.NDArray[Any]] = {}
@@ -363,7 +363,7 @@ def save_costs(path: Path, costs: LearnedCosts, host: DispatchHost, about: Mappi
 
 
 def load_costs(path: Path) -> tuple[LearnedCosts, DispatchHost, dict[str, Any]]:
-    """What ``save_costs`` wrote."""
+    """Read the file that ``save_costs`` wrote."""
     from safetensors import SafetensorError, safe_open
 
     try:

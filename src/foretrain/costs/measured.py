@@ -74,7 +74,7 @@ class MeasuredOperator:
         device: str,
         device_s: float,
     ) -> MeasuredOperator:
-        """With the FLOPs and the least traffic that follow from the shapes."""
+        """Make an operator with the FLOPs and the least traffic that follow from the shapes."""
         traffic = sum(spec.size_bytes for spec in (*inputs, *outputs))
         work = flops(name, args, inputs, outputs)
         return cls(

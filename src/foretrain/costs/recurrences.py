@@ -40,7 +40,7 @@ def layers(call: Call) -> int:
 
 
 def cells(call: Call) -> int:
-    """Of each time, layer and direction."""
+    """Count the cells: one for each time, layer and direction."""
     return times(call) * layers(call)
 
 
@@ -54,7 +54,7 @@ def is_persistent(call: Call) -> bool:
 
 
 def kernels(call: Call) -> int:
-    """How many kernels one call launches."""
+    """Count the kernels that one call launches."""
     backward, persistent = traits(call.name).backward, is_persistent(call)
     count = _PER_LAYER[backward, persistent] * layers(call)
     if not persistent:

@@ -31,7 +31,7 @@ def _kind(device: Device) -> tuple[str, str | None]:
 
 
 def _figures(device: Device) -> tuple[float, ...]:
-    """What a kernel can be bound by: memory, arithmetic, and how many blocks run how fast."""
+    """List the rates that can bound a kernel: memory, arithmetic, and how many blocks run how fast."""
     return (
         device.memory_bytes_per_s,
         device.fp32 or 1.0,

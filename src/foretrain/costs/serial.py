@@ -78,7 +78,7 @@ def _bilinear_s(call: Call, device: Device) -> float:
 
 
 def _scatter_s(call: Call) -> float:
-    """As if every row were met as often."""
+    """Time a scatter as if every row were met as often."""
     indices = max((spec.numel for spec in call.inputs[1:] if spec.dtype == "int64"), default=0)
     places = call.args.get("indices") or [None]
     sizes = [size for size, place in zip(call.inputs[0].shape, places, strict=False) if place is not None]

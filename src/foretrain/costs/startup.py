@@ -60,7 +60,7 @@ class Started:
         step_s: float,
         calls: int = 0,
     ) -> Self:
-        """As ``measure steps`` writes it into the provenance of a run."""
+        """Read a start as ``measure steps`` writes it into the provenance of a run."""
         first, fresh = provenance["first_steps_s"], "import_s" in provenance
         return cls(
             library=library,
@@ -75,7 +75,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartUp:
-    """How long starts take, in seconds."""
+    """Says how long starts take, in seconds."""
 
     process_s: float
     build_s: Mapping[str, float]
@@ -137,7 +137,7 @@ class StartUp:
     def median_s(
         self, library: str, operators: float | None, *, compiled: bool, calls: float | None = None
     ) -> float:
-        """On one device."""
+        """Give the median of a start on one device."""
         first_s = self.first_steps_s
         if compiled:
             first_s = self.compile_s + self.compile_s_per_operator * (operators or self.operators)
@@ -145,7 +145,8 @@ class StartUp:
         return self.before_s(library) + first_s
 
     def before_s(self, library: str) -> float:
-        """Until the first step; a file needs no library, and one that was not measured is as the quickest."""
+        """Time the start until the first step; a file needs no library, and one that was not measured is as
+        the quickest."""
         none = 0.0 if library in FILE_SOURCES else min(self.build_s.values())
         return self.process_s + self.build_s.get(library, none)
 
@@ -159,7 +160,7 @@ class StartUp:
         ranks: int = 1,
         calls: int | None = None,
     ) -> Estimate:
-        """Of a job; what is not known of it is taken as usual, with a wider interval."""
+        """Estimate the start of a job; what is not known of it is taken as usual, with a wider interval."""
         median_s = self.median_s(library, operators, compiled=compiled, calls=calls)
         median_s += GROUP_S + GROUP_S_PER_RANK * ranks if ranks > 1 else 0.0
         measured = self.compiled_spread if compiled else self.spread
@@ -170,7 +171,7 @@ class StartUp:
 
 @functools.cache
 def shipped() -> StartUp:
-    """What comes with foretrain."""
+    """Load the times that come with foretrain."""
     return StartUp.load()
 
 
@@ -201,9 +202,9 @@ def _plane(compiled: Sequence[Started]) -> tuple[float, float, float]:
     rows = np.array([[1.0, start.operators, start.calls] for start in compiled])
     times_s = np.array([max(start.first_steps_s, 1e-3) for start in compiled])
     if len(rows) > 3 and np.linalg.matrix_rank(rows) == 3:
-        found, *_ = np.linalg.lstsq(rows / times_s[:, None], np.ones(len(rows)), rcond=None)
-        if found.min() >= 0:
-            constant, slope, per_call = (float(number) for number in found)
+        solution, *_ = np.linalg.lstsq(rows / times_s[:, None], np.ones(len(rows)), rcond=None)
+        if solution.min() >= 0:
+            constant, slope, per_call = (float(number) for number in solution)
             return constant, slope, per_call
     return *_line(rows[:, 1].tolist(), times_s.tolist()), 0.0
 
@@ -218,5 +219,5 @@ def _line(sizes: Sequence[float], times_s: Sequence[float]) -> tuple[float, floa
 
 
 def _spread(ratios: Sequence[float]) -> Factors:
-    """What holds 80 % and 95 % of the ratios, and always the forecast itself."""
+    """Give the factors that hold 80 % and 95 % of the ratios, and always the forecast itself."""
     return Factors(*np.quantile(ratios, SHARES).tolist()).widest(CERTAIN)

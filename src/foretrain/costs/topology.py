@@ -56,7 +56,8 @@ def team(degree: int, stride: int, devices_per_node: int) -> Team:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamPlacement:
-    """Where the members of a team lie: on nodes, which lie in NVLink domains, which the network joins."""
+    """Says where the members of a team lie: on nodes, which lie in NVLink domains, which the network
+    joins."""
 
     per_node: int
     """Members on each node that it touches."""
@@ -72,16 +73,6 @@ class TeamPlacement:
     @property
     def nodes_per_domain(self) -> int:
         return self.per_domain // self.per_node
-
-    @property
-    def near_share(self) -> float:
-        """Of what a member has for all alike, itself included: the part for others of its domain."""
-        return (self.per_domain - 1) / self.size
-
-    @property
-    def far_share(self) -> float:
-        """The part for members of other domains."""
-        return (self.size - self.per_domain) / self.size
 
 
 def place_team(members: Team, group: Group) -> TeamPlacement:

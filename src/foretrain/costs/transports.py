@@ -17,7 +17,8 @@ Way = Literal["ring", "exchange", "pair", "switch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """What a library reaches on a kind of link, as shares of its data-sheet rate, and the time it adds."""
+    """Says what a library reaches on a kind of link, as shares of its data-sheet rate, and the time it
+    adds."""
 
     ring: float
     """Share of the rate that a ring or a tree sustains on long messages."""
@@ -162,7 +163,7 @@ def since_hopper(device: Device) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterServer:
-    """What the processes of a parameter server reach on a CPU core each."""
+    """Says what each process of a parameter server reaches on a CPU core."""
 
     process_bytes_per_s: float
     """Sent or received by one process."""

@@ -14,8 +14,8 @@ Matrix = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """All trees in one set of columns of few bytes a node; a left child follows its parent, and a leaf leads
-    to itself, so that every row walks as many levels."""
+    """Holds all trees in one set of columns of few bytes a node; a left child follows its parent, and a leaf
+    leads to itself, so that every row walks as many levels."""
 
     roots: npt.NDArray[np.int32]
     feature: npt.NDArray[np.uint8]
@@ -109,7 +109,7 @@ def from_lightgbm(trees: Sequence[Mapping[str, Any]]) -> Forest:
 
 
 def _below(thresholds: Sequence[float]) -> npt.NDArray[np.float32]:
-    """In single precision, never above the double: what was right of a threshold stays there."""
+    """Round thresholds to single precision, never up: what was right of a threshold stays there."""
     double = np.array(thresholds, dtype=np.float64)
     single = double.astype(np.float32)
     return np.where(single > double, np.nextafter(single, np.float32(-np.inf)), single)

@@ -18,8 +18,8 @@ _OTHER_BYTES = (8 << 20) + (128 << 10)
 
 
 def library_workspace(device: Device) -> int:
-    """What torch gives cuBLAS for each thread that multiplies: that of the forward and that of the backward
-    pass.
+    """Give the memory that cuBLAS gets from torch for each thread that multiplies: that of the forward and
+    that of the backward pass.
 
     Its size is torch's default: 32 MiB on compute capability 9, 8 MiB and 128 KiB on other NVIDIA devices.
     """
@@ -179,7 +179,7 @@ def safe_softmax(operator: Operator, device: Device) -> float:
     "_softmax",
 )
 def contiguous_copies(operator: Operator, device: Device) -> float:
-    """These kernels want contiguous operands and copy those that are not."""
+    """Count the copies of operands with gaps, as these kernels want contiguous ones."""
     return sum(
         spec.numel * ITEM_BYTES[spec.dtype] for spec in operator.inputs[:2] if spec.strides is not None
     )

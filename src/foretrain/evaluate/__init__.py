@@ -30,10 +30,11 @@ from foretrain.evaluate.results import (
 )
 from foretrain.evaluate.scores import Scores
 from foretrain.fanout import Progress
-from foretrain.files import parse_json
-from foretrain.job import QUANTITIES, Run, text_lines
+from foretrain.files import parse_json, text_lines
 from foretrain.predictors import DEFAULT, get
 from foretrain.predictors.base import Predictor
+from foretrain.quantities import QUANTITIES
+from foretrain.run import Run
 from foretrain.step.assembly import HOST_BOUND
 
 __all__ = [
@@ -151,7 +152,7 @@ def _read(
 
 
 def _spread(lines: list[tuple[int, str]], most: int | None) -> list[tuple[int, str]]:
-    """So many of all lines, evenly from the first to the last."""
+    """Take so many of all lines, evenly from the first to the last."""
     if most is None or len(lines) <= most:
         return lines
     return [lines[place] for place in np.linspace(0, len(lines) - 1, most).round().astype(int)]
@@ -192,8 +193,8 @@ def _compare(
             failed.update((case.runs_file, name) for name in asked)
             failures.append(Failure(**where, reason=answer.reason))
             continue
-        found, reasons = _compare_run(predictor, case, asked, answer)
-        rows += found
+        compared, reasons = _compare_run(predictor, case, asked, answer)
+        rows += compared
         missing += [Unsupported(**where, reason=reason) for reason in reasons]
     results = tuple(
         _result(predictor, file, name, split, rows, tested[file, name], failed[file, name])
@@ -221,8 +222,8 @@ def _apart(results: Sequence[PredictorScore], rows: Sequence[Comparison]) -> Ite
 
 
 def bound_of(run: Run, forecast: str = "") -> Bound | None:
-    """What bounds the step of a run: the host where one GPU was busy in too little of it; where that was not
-    measured, what the forecast says, None where that is something else."""
+    """Say what bounds the step of a run: the host where one GPU was busy in too little of it; where that was
+    not measured, what the forecast says, None where that is something else."""
     devices = [group.device for group in run.job.cluster.groups]
     if any(device.is_cpu for device in devices):
         return None
@@ -258,7 +259,7 @@ def _compare_run(
 
 
 def scores_of(rows: Sequence[Comparison]) -> Scores:
-    """How far the forecasts of one or more comparisons are off, all together."""
+    """Score the forecasts of one or more comparisons, all together."""
     measured, predicted, low, high = (
         [getattr(row, name) for row in rows] for name in ("measured", "predicted", "low", "high")
     )

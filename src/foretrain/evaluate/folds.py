@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from foretrain import splits
 from foretrain.architectures import family
 from foretrain.errors import InputError, invalid, unknown
-from foretrain.job import Job, Run
+from foretrain.job import Job
+from foretrain.run import Run
 
 SPLITS = ("random", "leave-model-out", "leave-device-out", "interpolate", "extrapolate")
 DIMENSIONS: Mapping[str, Callable[[Job], float | None]] = {
@@ -69,14 +70,14 @@ def split_runs(runs: Sequence[Run], split: str, *, seed: int = 0, folds: int = 5
         return [_extrapolation(runs)]
     if kind in _ALONG:
         return _along(runs, kind, dimension)
-    what, labels_of = _LABELS[split]
+    labelled, labels_of = _LABELS[split]
     labels = [labels_of(run) for run in runs]
     by_label: dict[frozenset[str], list[int]] = {}
     for i, label in enumerate(labels):
         by_label.setdefault(label, []).append(i)
     groups = list(by_label.values())
     if len(groups) < 2:
-        raise InputError(f"split: {split} needs runs of at least two {what}; all {len(runs)} are of one")
+        raise InputError(f"split: {split} needs runs of at least two {labelled}; all {len(runs)} are of one")
     tests = groups if split == "leave-device-out" else _even(groups, min(folds, len(groups)), seed)
     return [_fold(test, labels, split) for test in tests]
 
@@ -91,19 +92,19 @@ def _along(runs: Sequence[Run], kind: str, dimension: str) -> list[Fold]:
     """Folds along a dimension; runs without a value of it are only learned from."""
     if dimension and dimension not in DIMENSIONS:
         raise unknown("split", f"{kind}:{dimension}", [f"{kind}:{name}" for name in DIMENSIONS])
-    found = []
+    parts = []
     for name in [dimension] if dimension else ["workers", "batch"]:
         values = {i: value for i, run in enumerate(runs) if (value := DIMENSIONS[name](run.job)) is not None}
-        found = _ALONG[kind](list(values.values()))
-        if found:
+        parts = _ALONG[kind](list(values.values()))
+        if parts:
             break
-    if not found:
+    if not parts:
         raise InputError(
             f"split: {kind} needs runs with {'three' if kind == 'interpolate' else 'two'} "
             f"values of {dimension or 'workers'} or more"
         )
     places = list(values)
-    tests = [tuple(places[i] for i in test) for _, test in found]
+    tests = [tuple(places[i] for i in test) for _, test in parts]
     return [Fold(train=tuple(i for i in range(len(runs)) if i not in set(test)), test=test) for test in tests]
 
 

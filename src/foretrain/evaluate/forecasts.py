@@ -15,9 +15,10 @@ from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_l
 from foretrain.evaluate.folds import Fold, job_key
 from foretrain.fanout import Crew, Progress
 from foretrain.forecast import Estimate
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.portable import Portable
+from foretrain.run import Run
 
 _log = logging.getLogger(__name__)
 
@@ -145,8 +146,8 @@ def _refusal(predictor: Predictor | Answer, run: Run) -> Answer | None:
         return predictor
     if not predictor.quantities.isdisjoint(run.measured):
         return None
-    what = ", ".join(run.measured) or "nothing"
-    return Answer(reason=f"measured: {what}; {predictor.name} gives none of it")
+    quantities = ", ".join(run.measured) or "nothing"
+    return Answer(reason=f"measured: {quantities}; {predictor.name} gives none of it")
 
 
 def _questions(to: int, runs: Sequence[Run], wanted: Sequence[int]) -> list[_Question]:
@@ -160,7 +161,7 @@ def _questions(to: int, runs: Sequence[Run], wanted: Sequence[int]) -> list[_Que
 
 
 def _ask(questions: Sequence[_Question], forecasters: _Forecasters, counted: Counted) -> list[Answer]:
-    """One by one, in this process."""
+    """Ask one question after the other, in this process."""
     answers, done = [], 0
     for question in questions:
         answers.append(_forecast(forecasters, question))
@@ -177,7 +178,7 @@ def _ask_workers(
     processes: int,
     ray: str | None,
 ) -> list[Answer]:
-    """All questions about a model go to one worker, which keeps the graphs that it has traced.
+    """Ask workers: all questions about a model go to one of them, which keeps the graphs that it has traced.
 
     A question that takes its worker down takes those about the same model with it; these are then asked one
     by one.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from foretrain.job import QUANTITIES
+from foretrain.quantities import QUANTITIES
 
 Bound = Literal["host", "device"]
 BOUNDS: tuple[Bound, ...] = get_args(Bound)
@@ -16,7 +16,7 @@ BOUNDS: tuple[Bound, ...] = get_args(Bound)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictorScore:
-    """How one predictor did on one quantity of one file.
+    """Says how one predictor did on one quantity of one file.
 
     Errors are fractions of the measured value; None where ``n`` is 0.
     """
@@ -110,12 +110,12 @@ class Evaluation:
 
     @property
     def reasons(self) -> list[Reason]:
-        """What went wrong, then what is unsupported, the most frequent first."""
+        """List what went wrong, then what is unsupported, the most frequent first."""
         return [*_reasons("failed", self.failures), *_reasons("unsupported", self.unsupported)]
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Evaluation:
-        """What ``to_dict`` wrote."""
+        """Read what ``to_dict`` wrote."""
         kinds: dict[str, type[Any]] = {
             "results": PredictorScore,
             "by_bound": PredictorScore,

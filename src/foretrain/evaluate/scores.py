@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """How far forecasts are off; errors are fractions of the measured value."""
+    """Says how far forecasts are off; errors are fractions of the measured value."""
 
     n: int
     mape: float
@@ -36,7 +36,7 @@ class Scores:
         low: ArrayLike | None = None,
         high: ArrayLike | None = None,
     ) -> Self:
-        """Of one forecast or more, each beside what was measured.
+        """Score one forecast or more, each beside what was measured.
 
         >>> scores = Scores.of([1.0, 2.0], [1.5, 1.0])
         >>> scores.mape, scores.bias
@@ -62,6 +62,6 @@ class Scores:
 
     @classmethod
     def of_errors(cls, errors: Sequence[float] | ArrayLike) -> Self:
-        """Of relative errors alone, as if 1 had been measured."""
+        """Score relative errors alone, as if 1 had been measured."""
         given = np.asarray(errors, float)
         return cls.of(np.ones(len(given)), 1.0 + given)

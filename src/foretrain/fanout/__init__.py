@@ -165,7 +165,8 @@ class _Gathered:
             self._running += 1
 
     def _size(self, slots: int) -> int:
-        """As many items as fill a chunk's time at the last one's pace, but few enough for every worker."""
+        """Count the items that fill a chunk's time at the last one's pace, but few enough for every
+        worker."""
         share = math.ceil((len(self._items) - self._begun) / (2 * slots))
         return max(1, min(_CHUNK_ITEMS, share, int(_CHUNK_S / max(self._item_s, 1e-6))))
 

@@ -27,7 +27,7 @@ class Chunk:
     tries: int = 1
 
     def again(self) -> list[Chunk]:
-        """One by one, so that an item that kills its worker does not cost its neighbours."""
+        """Take the chunk apart, so that an item that kills its worker does not cost its neighbours."""
         return [
             Chunk(start=self.start + i, items=[item], tries=self.tries + 1)
             for i, item in enumerate(self.items)
@@ -36,7 +36,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkOutcome:
-    """What the items of a chunk gave, up to the first that raised an error; or why their worker was lost."""
+    """Holds what the items of a chunk gave, up to the first that raised an error; or why their worker was
+    lost."""
 
     results: Sequence[Any] = ()
     error: Exception | None = None
@@ -44,9 +45,10 @@ class ChunkOutcome:
     lost: str | None = None
 
 
-def pack(what: Any) -> bytes:
-    """For another process of this program, as multiprocessing sends it; nothing of it is kept."""
-    return bytes(ForkingPickler.dumps(what))
+def pack(value: Any) -> bytes:
+    """Pack a value for another process of this program, as multiprocessing sends it; nothing of it is
+    kept."""
+    return bytes(ForkingPickler.dumps(value))
 
 
 def unpack(packed: bytes) -> Any:
@@ -58,7 +60,7 @@ def call(function: Callable[..., Result], shared: Any, item: Any) -> Result:
 
 
 def work(load: Load, packed: bytes) -> bytes:
-    """In a worker: all items of a chunk.
+    """Work in a worker: on all items of a chunk.
 
     What cannot be loaded, or packed for the way back, is an error like any other.
     """
@@ -105,7 +107,7 @@ def _portable(error: Exception) -> Exception:
 
 
 class Workers(ABC):
-    """What runs chunks; nothing that it starts outlives ``close``."""
+    """Runs chunks; nothing that it starts outlives ``close``."""
 
     @property
     @abstractmethod

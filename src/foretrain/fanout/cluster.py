@@ -40,15 +40,15 @@ def is_address(text: str) -> bool:
 
 
 @contextlib.contextmanager
-def connected(address: str, *, cpus: int | None = None, field: str = "ray") -> Iterator[None]:
-    """Connected while the block lasts; a connection that was there before is used, and left alone."""
+def connected(address: str) -> Iterator[None]:
+    """Connect while the block lasts; a connection that was there before is used, and left alone."""
     check_installed()
     import ray
 
     if ray.is_initialized():
         yield
         return
-    connect(address, cpus=cpus, field=field)
+    connect(address)
     try:
         yield
     finally:
@@ -94,7 +94,8 @@ def check_installed(who: str = "ray:") -> None:
 
 
 def losses() -> tuple[type[Exception], ...]:
-    """What Ray raises when a worker, a node or what it held is gone, through no fault of what ran there."""
+    """List what Ray raises when a worker, a node or what it held is gone, through no fault of what ran
+    there."""
     from ray import exceptions as of
 
     return (

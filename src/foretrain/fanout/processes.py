@@ -100,7 +100,7 @@ def _end(worker: _Worker) -> str:
 
 
 def _serve(connection: Connection) -> None:
-    """What a process runs; Ctrl-C is for the one that started it, which then ends it by SIGTERM."""
+    """Serve chunks in a process; Ctrl-C is for the one that started it, which then ends it by SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

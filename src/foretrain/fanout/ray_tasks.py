@@ -81,7 +81,8 @@ class RayTasks(Workers):
 
 
 def _packed(function: Callable[..., Any], shared: Any) -> bytes:
-    """By reference to modules that nodes have; what a file of the user's defines goes along as it is."""
+    """Pack a function by reference to modules that nodes have; what a file of the user's defines goes along
+    as it is."""
     from ray import cloudpickle
 
     module = inspect.getmodule(function)
@@ -103,7 +104,7 @@ def _is_users(module: ModuleType) -> bool:
 
 
 def _fetched(reference: Any) -> ChunkOutcome:
-    """What a task left; Ray's own failures are of a lost worker, of the function, or of the cluster."""
+    """Fetch what a task left; Ray's own failures are of a lost worker, of the function, or of the cluster."""
     import ray
     from ray import exceptions
 

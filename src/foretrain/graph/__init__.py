@@ -3,7 +3,6 @@ framework runs."""
 
 from foretrain.graph.ir import (
     CATEGORIES,
-    FORMAT,
     ITEM_BYTES,
     PHASES,
     Buffer,
@@ -16,6 +15,7 @@ from foretrain.graph.ir import (
     TensorSpec,
     Weight,
 )
+from foretrain.graph.storage import FORMAT
 
 __all__ = [
     "CATEGORIES",

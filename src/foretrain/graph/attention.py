@@ -27,7 +27,7 @@ class _Attention:
     value: TensorSpec
 
     def around_softmax(self, graph: OpGraph) -> _Attention:
-        """What a fused softmax does: scaling, mask and softmax, neither products nor dropout."""
+        """Keep what a fused softmax does: scaling, mask and softmax, neither products nor dropout."""
         forward, backward = (
             tuple(i for i in calls if not _is_beside_softmax(graph.ops[i].operator.name))
             for calls in (self.forward, self.backward)
@@ -42,11 +42,11 @@ class _Attention:
 @functools.lru_cache(maxsize=128)
 def with_fused_softmax(graph: OpGraph) -> OpGraph:
     """The graph with scaling, mask and softmax of each written-out attention merged."""
-    found = [
+    attentions = [
         attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None
     ]
-    between = [attention.around_softmax(graph) for attention in found]
-    return _merge(graph, between, causal=False, softmax=True) if found else graph
+    between = [attention.around_softmax(graph) for attention in attentions]
+    return _merge(graph, between, causal=False, softmax=True) if attentions else graph
 
 
 @functools.lru_cache(maxsize=128)
@@ -54,10 +54,10 @@ def with_flash_attention(graph: OpGraph, *, causal: bool) -> OpGraph:
     """The graph with every written-out attention merged, its scores never kept, and attention of torch's
     memory-efficient kernels, which it takes where keys are wider than values (MLA), by the framework's."""
     graph = _without_efficient_kernels(graph)
-    found = [
+    attentions = [
         attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None
     ]
-    return _with_windows(_merge(graph, found, causal=causal) if found else graph)
+    return _with_windows(_merge(graph, attentions, causal=causal) if attentions else graph)
 
 
 def _with_windows(graph: OpGraph) -> OpGraph:
@@ -107,7 +107,8 @@ def _is_beside_softmax(name: str) -> bool:
 
 
 def _find(graph: OpGraph, layer: str) -> _Attention | None:
-    """By the size of the scores: all calls of the layer that touch a tensor of that size belong to it."""
+    """Find a layer's attention by the size of its scores: all its calls that touch a tensor of that size
+    belong to it."""
     own = [i for i, op in enumerate(graph.ops) if op.layer == layer and op.phase != "optimizer"]
     scores = _score_sizes(graph, own)
     touching = [
@@ -139,14 +140,15 @@ def _find(graph: OpGraph, layer: str) -> _Attention | None:
 
 
 def _score_sizes(graph: OpGraph, own: Sequence[int]) -> set[int]:
-    """Of the scores as the product makes and as the softmax takes them: with a sink, a column more."""
-    made = 0
+    """Read the sizes of the scores as the product makes and as the softmax takes them: with a sink, a column
+    more."""
+    from_product = 0
     for i in own:
         operator = graph.ops[i].operator
         if _is_product(operator.name):
-            made = operator.outputs[0].numel
+            from_product = operator.outputs[0].numel
         if operator.name == "_softmax":
-            return {made, operator.outputs[0].numel}
+            return {from_product, operator.outputs[0].numel}
     return set()
 
 
@@ -228,7 +230,7 @@ def _backward(attention: _Attention, causal: bool) -> Operator:
 
 
 def _softmax(attention: _Attention, merged: int) -> Operator:
-    """One kernel that reads scores (or their gradients and the probabilities) and writes as many."""
+    """Make one kernel that reads scores (or their gradients and the probabilities) and writes as many."""
     scores = attention.scores
     inputs = (scores, scores) if merged > 2 else (scores,)
     return _operator(FUSED, inputs, (scores,), {"ops": ["_softmax"], "kernels": 1})

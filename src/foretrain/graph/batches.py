@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.graph.flops import flops
-from foretrain.graph.ir import (
-    Operator,
-    OpGraph,
-    TensorSpec,
+from foretrain.graph.ir import Operator, OpGraph, TensorSpec
+from foretrain.graph.storage import (
     assemble,
     operator_from,
     paused_collector,
@@ -99,9 +97,16 @@ def _shared(operators: Iterable[Operator]) -> list[Operator]:
     differ."""
     first: dict[Any, Operator] = {}
 
-    def content(one: Operator) -> tuple[Any, ...]:
-        tensors = (one.inputs, one.outputs, repr(one.args))
-        return one.name, one.overload, *tensors, one.bytes_read, one.bytes_written, one.launches
+    def content(operator: Operator) -> tuple[Any, ...]:
+        tensors = (operator.inputs, operator.outputs, repr(operator.args))
+        return (
+            operator.name,
+            operator.overload,
+            *tensors,
+            operator.bytes_read,
+            operator.bytes_written,
+            operator.launches,
+        )
 
     return [first.setdefault(content(one), one) for one in operators]
 
@@ -205,23 +210,24 @@ class _Lines:
             )
         return [shape, one.dtype, strides]
 
-    def _line(self, one: Any, other: Any, what: str) -> Any:
-        """What two values are at any batch: themselves where they are equal, else a line of whole numbers."""
+    def _line(self, one: Any, other: Any, field: str) -> Any:
+        """Join two values to their value at any batch: themselves where they are equal, else a line of whole
+        numbers."""
         if isinstance(one, dict) and isinstance(other, dict):
-            _same(list(one), list(other), what)
-            return {name: self._line(value, other[name], f"{what} {name}") for name, value in one.items()}
+            _same(list(one), list(other), field)
+            return {name: self._line(value, other[name], f"{field} {name}") for name, value in one.items()}
         if isinstance(one, list) and isinstance(other, list):
-            _same(len(one), len(other), what)
-            return [self._line(*values, what) for values in zip(one, other, strict=True)]
+            _same(len(one), len(other), field)
+            return [self._line(*values, field) for values in zip(one, other, strict=True)]
         if type(one) is not int or type(other) is not int or one == other:
-            return _same(one, other, what)
+            return _same(one, other, field)
         per_sample, rest = divmod(other - one, self._second.samples - self._first.samples)
         if rest:
-            raise NotLinear(f"{what}: {one} becomes {other}, no whole number per sample")
+            raise NotLinear(f"{field}: {one} becomes {other}, no whole number per sample")
         return {_CONSTANT: one - per_sample * self._first.samples, _PER_SAMPLE: per_sample}
 
 
-def _same(one: Any, other: Any, what: str) -> Any:
+def _same(one: Any, other: Any, field: str) -> Any:
     if repr(one) != repr(other):
-        raise NotLinear(f"{what}: {str(one)[:60]} becomes {str(other)[:60]}")
+        raise NotLinear(f"{field}: {str(one)[:60]} becomes {str(other)[:60]}")
     return one

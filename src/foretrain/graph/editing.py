@@ -54,7 +54,7 @@ class Edit:
         self._buffers[number] = Buffer(size_bytes, category, 0, 0)
 
     def unite(self, number: int, other: int) -> None:
-        """One buffer in the place of two, for as long as either lives."""
+        """Put one buffer in the place of two, for as long as either lives."""
         first, second = self.old.buffers[number], self.old.buffers[other]
         kept = "activations" if "activations" in (first.category, second.category) else first.category
         dies = max(first.dies, second.dies)
@@ -67,7 +67,7 @@ class Edit:
         self._buffers[number] = dataclasses.replace(buffer, size_bytes=buffer.size_bytes // 2)
 
     def keep_buffer(self, number: int) -> None:
-        """It is there before the step as weights are, and stays."""
+        """Let a buffer be there before the step, as weights are, and stay."""
         size = self._buffers[number].size_bytes
         self._buffers[number] = Buffer(size, "weights", -1, len(self.old.ops))
 
@@ -100,7 +100,7 @@ class Edit:
 
 
 def _uses(ops: Sequence[Op]) -> tuple[dict[int, int], dict[int, int]]:
-    """Of each buffer, the first call that writes it and the last that touches it."""
+    """Find, of each buffer, the first call that writes it and the last that touches it."""
     written: dict[int, int] = {}
     used: dict[int, int] = {}
     for i, op in enumerate(ops):

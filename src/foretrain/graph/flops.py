@@ -71,7 +71,8 @@ def grouped_mm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequ
 
 
 def _convolution(positions: Shape, batch: int, weight: Shape) -> int:
-    """Every output position (input position when transposed) meets the whole filter bank once per sample."""
+    """Count the products of a filter bank that meets every output position (input position when transposed)
+    once per sample."""
     return 2 * batch * math.prod(positions) * math.prod(weight)
 
 
@@ -134,7 +135,7 @@ def cudnn_rnn_backward(args: Mapping[str, Any], inputs: Sequence[Shape], _output
 
 @register("mamba.chunk_state", "mamba.chunk_state_backward")
 def chunk_state(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
-    """What each position of a head puts into the state of its chunk, or takes from it."""
+    """Count what each position of a head puts into the state of its chunk, or takes from it."""
     return 2 * math.prod(inputs[0]) * inputs[1][-1]
 
 
@@ -181,7 +182,7 @@ def selective_scan_backward(
 
 @register("fla.keys_by_keys")
 def keys_by_keys(_args: Mapping[str, Any], inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Of the earlier positions of a chunk, half of all."""
+    """Count the products of keys with those at earlier positions of a chunk, half of all."""
     return math.prod(outputs[0]) * inputs[0][-1]
 
 

@@ -40,7 +40,7 @@ _REACH, _COMPILER_REACH = 16, 64
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Which runs of element-wise operators become one kernel."""
+    """Says which runs of element-wise operators become one kernel."""
 
     norms: bool = False
     """Modules of element-wise operators and reductions alone: written-out norms, rotary tables."""
@@ -63,7 +63,7 @@ COMPILED = Fusion(across=True)
 
 @functools.lru_cache(maxsize=64)
 def fuse(graph: OpGraph, fusion: Fusion) -> OpGraph:
-    """The same step with each run as one operator named "fused"; what only its kernels see is never in
+    """Rewrite a step with each run as one operator named "fused"; what only its kernels see is never in
     memory.
 
     Activations that backward runs alone read are computed again from the operands of their forward run, where
@@ -82,7 +82,7 @@ def fuse(graph: OpGraph, fusion: Fusion) -> OpGraph:
 
 
 class _Rules:
-    """What each op of a graph may be fused with."""
+    """Says what each op of a graph may be fused with."""
 
     def __init__(self, graph: OpGraph, fusion: Fusion) -> None:
         self._graph, self._fusion = graph, fusion
@@ -187,8 +187,8 @@ def _norm_modules(graph: OpGraph) -> set[str]:
                 broken.add(op.layer)
     return {
         path
-        for path, found in names.items()
-        if path not in broken and len(found) > 1 and (path in averaging or {"cos", "sin"} <= found)
+        for path, own_names in names.items()
+        if path not in broken and len(own_names) > 1 and (path in averaging or {"cos", "sin"} <= own_names)
     }
 
 
@@ -197,8 +197,8 @@ def _loss_zone(graph: OpGraph) -> range:
     heavy = [i for i, op in enumerate(graph.ops) if op.operator.flops and op.phase != "optimizer"]
     first = max((i for i in heavy if graph.ops[i].phase == "forward"), default=-1) + 1
     last = min((i for i in heavy if graph.ops[i].phase == "backward"), default=len(graph.ops))
-    found = {graph.ops[i].operator.name for i in range(first, last)}
-    has_loss = found & _LOSS_PARTS or any(traits(name).kind in _LOSSES for name in found)
+    between = {graph.ops[i].operator.name for i in range(first, last)}
+    has_loss = between & _LOSS_PARTS or any(traits(name).kind in _LOSSES for name in between)
     return range(first, last) if has_loss else range(0)
 
 
@@ -206,7 +206,7 @@ def _loss_zone(graph: OpGraph) -> range:
 
 
 def _units(graph: OpGraph, fusion: Fusion) -> list[Unit]:
-    """All ops in a new order, those of a run together."""
+    """Put all ops into a new order, those of a run together."""
     rules = _Rules(graph, fusion)
     order: list[Unit] = []
     for index in range(len(graph.ops)):
@@ -271,7 +271,7 @@ def _moved_in(order: list[Unit], position: int, unit: Unit) -> bool:
 
 
 def _near(order: list[Unit], unit: Unit, reach: int) -> list[int]:
-    """Where the last launching units stand, the latest first, as far as an op may be moved."""
+    """Find the last launching units, the latest first, as far as an op may be moved."""
     near: list[int] = []
     for position in range(len(order) - 1, -1, -1):
         other = order[position]
@@ -283,7 +283,7 @@ def _near(order: list[Unit], unit: Unit, reach: int) -> list[int]:
 
 
 def _allocate_before(order: list[Unit], position: int) -> None:
-    """What the run writes to must be there first; an allocation takes but a shape from what it reads."""
+    """Move allocations that a run writes to before it; an allocation takes but a shape from what it reads."""
     run = order[position]
     touched = run.reads | run.writes
     behind = order[position + 1 :]

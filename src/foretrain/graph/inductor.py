@@ -151,7 +151,7 @@ def column_stages(points: int, reduced: int, processors: int, *, deepest: int = 
 
 
 def _column_split(points: int, reduced: int, processors: int) -> int:
-    """How many blocks of rows there are."""
+    """Count the blocks of rows that a reduction of columns is split into."""
     threads = processors * _THREADS_PER_PROCESSOR
     total = points * reduced
     if total < _LEAST * threads:

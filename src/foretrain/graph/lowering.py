@@ -47,12 +47,12 @@ def _expanded(graph: OpGraph, rule: Rule) -> OpGraph:
     ops: list[Op] = []
     first: list[int] = []
     last: list[int] = []
-    made: list[Buffer] = []
+    new_buffers: list[Buffer] = []
     cache: dict[tuple[object, ...], Operator] = {}
 
     def new(spec: TensorSpec, category: Category) -> int:
-        made.append(Buffer(spec.size_bytes, category, 0, 0))
-        return len(graph.buffers) + len(made) - 1
+        new_buffers.append(Buffer(spec.size_bytes, category, 0, 0))
+        return len(graph.buffers) + len(new_buffers) - 1
 
     for op in graph.ops:
         first.append(len(ops))
@@ -78,7 +78,7 @@ def _expanded(graph: OpGraph, rule: Rule) -> OpGraph:
 
     own = [
         dataclasses.replace(buffer, born=min(touched[number]), dies=max(touched[number]))
-        for number, buffer in enumerate(made, start=len(graph.buffers))
+        for number, buffer in enumerate(new_buffers, start=len(graph.buffers))
     ]
     buffers = [moved(number, buffer) for number, buffer in enumerate(graph.buffers)]
     return dataclasses.replace(graph, ops=tuple(ops), buffers=(*buffers, *own))
@@ -176,7 +176,7 @@ def _embedding_backward(op: Op, new: New) -> list[Op]:
 
 
 def _max_pooling(op: Op, new: New) -> list[Op]:
-    """Where maxima were in their windows is written in a byte each."""
+    """Write the places of maxima in their windows in a byte each."""
     if not _whole(op, 1, 2):
         return [op]
     values, places = op.operator.outputs
@@ -232,7 +232,7 @@ def _product(op: Op, new: New) -> list[Op]:
 
 
 def _filled_up(spec: TensorSpec, sizes: Mapping[int, int]) -> TensorSpec:
-    """With the last two dimensions at their new sizes; a matrix that was turned still is."""
+    """Change the last two dimensions to their new sizes; a matrix that was turned still is."""
     outer, matrix = spec.shape[:-2], tuple(sizes.get(size, size) for size in spec.shape[-2:])
     strides = None
     if spec.strides is not None and len(matrix) == 2 and spec.strides[-2] == 1:
@@ -257,7 +257,7 @@ _LOOPS: dict[str, Callable[[Op, New], list[Op]]] = {
 
 
 def _without_copies(graph: OpGraph) -> OpGraph:
-    """Without the copies that autograd makes of what an activation is about to overwrite: to a compiler
+    """Take out the copies that autograd makes of what an activation is about to overwrite: to a compiler
     nothing is overwritten, so the copy is what was there before."""
     writers: dict[int, list[int]] = defaultdict(list)
     readers: dict[int, list[int]] = defaultdict(list)
@@ -271,12 +271,12 @@ def _without_copies(graph: OpGraph) -> OpGraph:
         if op.phase != "forward" or op.operator.name != "clone" or len(op.reads) != 1 or len(op.writes) != 1:
             continue
         (old,), (copy,) = op.reads, op.writes
-        made = [one for one in writers[old] if one < index]
+        earlier = [one for one in writers[old] if one < index]
         over = [one for one in writers[old] if one > index]
         used = [one for one in readers[old] if one < index or (over and index < one < over[0])]
-        if len(made) != 1 or len(over) != 1 or used or buffers[old].born < 0:
+        if len(earlier) != 1 or len(over) != 1 or used or buffers[old].born < 0:
             continue
-        first, last = made[0], over[0]
+        first, last = earlier[0], over[0]
         ops[first] = dataclasses.replace(ops[first], writes=_renamed(ops[first].writes, old, copy))
         ops[last] = dataclasses.replace(ops[last], reads=_renamed(ops[last].reads, old, copy))
         view = dataclasses.replace(op.operator, launches=False, bytes_read=0, bytes_written=0)
@@ -322,7 +322,7 @@ def _with_gradient_of_logits(graph: OpGraph) -> OpGraph:
 
 
 def _channels_last(graph: OpGraph) -> OpGraph:
-    """All contiguous images and convolutions' weights with channels last, as far as the optimizer.
+    """Lay all contiguous images and weights of convolutions out with channels last, as far as the optimizer.
 
     What the user gave is copied where nothing casts it, and gradients of weights are copied back.
     """

@@ -22,8 +22,8 @@ _ADDS = ("add", "add_")
 
 @functools.lru_cache(maxsize=256)
 def with_joined_projections(graph: OpGraph) -> OpGraph:
-    """The same step with query, key and value, and the two halves of a gated layer, as one product each:
-    forward, for the gradient of their input, which is then no sum, and for that of their weights."""
+    """Join query, key and value, and the two halves of a gated layer, into one product each: forward, for the
+    gradient of their input, which is then no sum, and for that of their weights."""
     edit = _Joining(graph)
     products: dict[str, list[int]] = defaultdict(list)
     for i, op in enumerate(graph.ops):
@@ -52,15 +52,15 @@ def with_joined_projections(graph: OpGraph) -> OpGraph:
 
 @functools.lru_cache(maxsize=256)
 def with_fused_accumulation(graph: OpGraph) -> OpGraph:
-    """The same step without the calls that add a micro-batch's gradients to those of the ones before: the
-    kernels that make them do it."""
+    """Leave out the calls that add a micro-batch's gradients to those of the ones before: the kernels that
+    make them do it."""
     edit = Edit(graph)
     for i, op in enumerate(graph.ops):
         if op.phase == "backward" and op.operator.name == "add_" and _is_gradient(graph, op.reads[:1]):
-            made = [number for number in op.reads[1:] if graph.buffers[number].born >= 0]
-            if len(made) == 1 and op.writes == op.reads[:1]:
+            new_gradients = [number for number in op.reads[1:] if graph.buffers[number].born >= 0]
+            if len(new_gradients) == 1 and op.writes == op.reads[:1]:
                 edit.drop(i)
-                edit.rename(made[0], op.writes[0])
+                edit.rename(new_gradients[0], op.writes[0])
     return edit.graph()
 
 
@@ -103,7 +103,7 @@ class _Joining:
         )
 
     def join(self, calls: Sequence[int], writes: Sequence[int], *, axis: str) -> None:
-        """One product in the place of the first of several that read the same operand (``columns``: their
+        """Put one product in the place of the first of several that read the same operand (``columns``: their
         left one), or of the last (``rows``: their right one; ``depth``: they are added up)."""
         ops = [self._old.ops[i] for i in calls]
         at = min(calls) if axis == "columns" else max(calls)
@@ -120,7 +120,7 @@ class _Joining:
                 self._edit.drop(i)
 
     def join_sum(self, calls: Sequence[int]) -> None:
-        """One product for several whose results are added up, without the additions."""
+        """Put one product in the place of several whose results are added up, without the additions."""
         results = {number for i in calls for number in self._old.ops[i].writes[:1]}
         additions = []
         for i in range(min(calls), len(self._old.ops)):
@@ -136,7 +136,7 @@ class _Joining:
 
 
 def _joined(operators: Sequence[Operator], axis: str) -> Operator:
-    """One product of the size of several: of more columns, more rows, or more terms."""
+    """Make one product of the size of several: of more columns, more rows, or more terms."""
     first = operators[0]
     at = 1 if first.name == "addmm" else 0  # behind the bias
     bias, (left, right, *scales) = first.inputs[:at], first.inputs[at:]

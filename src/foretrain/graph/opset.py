@@ -40,7 +40,7 @@ PERMUTING: frozenset[Kind] = frozenset({"gather", "scatter", "sort", "scan", "hi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What one operator is."""
+    """Says what one operator is."""
 
     kind: Kind
     backward: bool = False

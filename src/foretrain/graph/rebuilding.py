@@ -128,10 +128,10 @@ class Rebuild:
             for index in self._readers[number]
             if index not in run.members and not (run.space and self._old.ops[index].phase == "forward")
         ]
-        found = list(
+        runs = list(
             dict.fromkeys(reader for reader in readers if reader is not None and reader.phase == "backward")
         )
-        return found if all(reader in found for reader in readers) else []
+        return runs if all(reader in runs for reader in readers) else []
 
     def _sources_of(self, number: int, run: Unit, wanted: Collection[int]) -> set[int]:
         """The buffers in memory that an activation can be computed from; none where chance or a later
@@ -158,7 +158,8 @@ class Rebuild:
         return set() if changed else sources
 
     def _operands_of(self, number: int, wanted: Collection[int]) -> set[int]:
-        """What the one op that writes an activation makes it of; the run may write that out in its stead."""
+        """Find what the one op that writes an activation makes it of; the run may write that out in its
+        stead."""
         writers = [self._old.ops[index] for index in self._writers[number]]
         if len(writers) != 1 or traits(writers[0].operator.name).random:
             return set()
@@ -206,7 +207,7 @@ class Rebuild:
 
     @functools.cached_property
     def _spans(self) -> dict[int, list[Unit]]:
-        """For each op that lies between the first and the last member of runs, those runs."""
+        """List, for each op that lies between the first and the last member of runs, those runs."""
         spans: dict[int, list[Unit]] = defaultdict(list)
         for run in self._runs:
             for index in range(min(run.members), max(run.members)):
@@ -228,7 +229,7 @@ class Rebuild:
         return False
 
     def _fused(self, run: Unit) -> Op:
-        """One operator for a run: reads what comes from outside, writes what is used outside."""
+        """Make one operator of a run: it reads what comes from outside and writes what is used outside."""
         members = [self._old.ops[index] for index in run.members]
         inputs = {**_specs(self._old, run.members, inputs=True), **self._sources.get(run, {})}
         lost = self._gone | self._early if run.phase == "backward" else self._gone
@@ -307,7 +308,7 @@ class Rebuild:
 
 
 def _done(graph: OpGraph, units: Sequence[Unit], place: dict[int, int]) -> list[int]:
-    """For each old op, the last of the new ones that has run when it has."""
+    """Find, for each old op, the last of the new ones that has run when it has."""
     reached = [-1] * len(graph.ops)
     for unit in units:
         last = max(unit.members)
@@ -341,11 +342,11 @@ def _kernels(run: Unit, members: Sequence[Op], column_sums: int) -> int:
 
 def _specs(graph: OpGraph, members: Sequence[int], *, inputs: bool) -> dict[int, TensorSpec]:
     """The largest tensor by buffer, of those read from outside or of all that are written."""
-    found: dict[int, TensorSpec] = {}
+    largest: dict[int, TensorSpec] = {}
     for number, spec in _outside(graph, members) if inputs else _results(graph, members):
-        if number not in found or spec.size_bytes > found[number].size_bytes:
-            found[number] = spec
-    return found
+        if number not in largest or spec.size_bytes > largest[number].size_bytes:
+            largest[number] = spec
+    return largest
 
 
 def _traffic(graph: OpGraph, members: Sequence[int]) -> dict[int, int]:

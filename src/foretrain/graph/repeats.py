@@ -17,7 +17,7 @@ again there."""
 
 
 def without_repeats(graph: OpGraph) -> OpGraph:
-    """The same step with each value computed once in a pass, and what then nobody reads left out."""
+    """Compute each value once in a pass, and leave out what nobody reads then."""
     same = _equal_results(graph)
     if not same:
         return graph
@@ -91,8 +91,8 @@ def _equal_results(graph: OpGraph) -> dict[int, int]:
 
 def _readers(graph: OpGraph, same: dict[int, int]) -> list[set[int]]:
     """The calls that read each buffer, once equal ones are one."""
-    found: list[set[int]] = [set() for _ in graph.buffers]
+    readers: list[set[int]] = [set() for _ in graph.buffers]
     for i, op in enumerate(graph.ops):
         for buffer in op.reads:
-            found[same.get(buffer, buffer)].add(i)
-    return found
+            readers[same.get(buffer, buffer)].add(i)
+    return readers

@@ -84,6 +84,7 @@ def is_column_sum(operator: Operator) -> bool:
 
 
 def is_norm_gradient(operator: Operator) -> bool:
-    """It sums the gradients of the norm's weight and bias over rows, beside that of its input."""
+    """Tell whether an operator sums the gradients of a norm's weight and bias over rows, beside that of its
+    input."""
     of = traits(operator.name)
     return of.kind == "row norm" and of.backward

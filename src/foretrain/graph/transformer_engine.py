@@ -35,8 +35,8 @@ def with_kept_casts(graph: OpGraph) -> OpGraph:
 
 @functools.lru_cache(maxsize=64)
 def with_gathers_in_fp8(graph: OpGraph) -> OpGraph:
-    """What tensor teams gather for products in fp8 alone is cast before; of an input, each rank keeps its own
-    part, and gathers it again for the gradient of the weight."""
+    """Cast before it is gathered what tensor teams gather for products in fp8 alone; of an input, each rank
+    keeps its own part, and gathers it again for the gradient of the weight."""
     edit = Edit(graph)
     for i, op in enumerate(graph.ops):
         if op.operator.name != "all_gather" or op.operator.overload != "tensor" or len(op.writes) != 1:
@@ -70,8 +70,8 @@ def _of_part(largest: Op, gather: Op) -> Op:
 
 @functools.lru_cache(maxsize=64)
 def without_transposed_copies(graph: OpGraph) -> OpGraph:
-    """The same step on devices whose products in fp8 take operands as they lie: from Blackwell on, where one
-    scale is for all of a tensor."""
+    """Leave out transposed copies, on devices whose products in fp8 take operands as they lie: from Blackwell
+    on, where one scale is for all of a tensor."""
     edit = Edit(graph)
     for i, op in enumerate(graph.ops):
         if op.operator.name != _CAST or len(op.operator.outputs) != _CAST_RESULTS:
@@ -89,7 +89,7 @@ def without_transposed_copies(graph: OpGraph) -> OpGraph:
 
 @functools.lru_cache(maxsize=64)
 def with_four_bits(graph: OpGraph) -> OpGraph:
-    """The same step with two numbers in a byte where it has one (NVFP4)."""
+    """Put two numbers in a byte where the step has one (NVFP4)."""
     edit = Edit(graph)
     operators: dict[int, Operator] = {}
     for i, op in enumerate(graph.ops):
@@ -119,7 +119,7 @@ def _two_in_a_byte(spec: TensorSpec, *, first: bool = True) -> TensorSpec:
 
 
 def _gather(operator: Operator) -> Operator:
-    """The same in fp8."""
+    """Gather in fp8 instead."""
     inputs, outputs = (
         tuple(TensorSpec(spec.shape, _FP8) for spec in specs) for specs in (operator.inputs, operator.outputs)
     )
@@ -127,8 +127,8 @@ def _gather(operator: Operator) -> Operator:
 
 
 def _gather_again(edit: Edit, cast: int, gather: Operator) -> None:
-    """Before its first use in the backward pass, an input comes from what ranks kept, and is transposed where
-    its cast did that too."""
+    """Make an input anew before its first use in the backward pass, from what ranks kept, and transpose it
+    where its cast did that too."""
     op = edit.old.ops[cast]
     transposes = len(op.operator.outputs) == _CAST_RESULTS
     kept = op.writes[1] if transposes else op.writes[0]

@@ -28,7 +28,7 @@ _KINDS = {
 
 
 def _strategy(value: Any) -> str:
-    """Of FSDP1, by name or number."""
+    """Read the strategy of FSDP1, by name or number."""
     names = {"1": "zero3", "full_shard": "zero3", "2": "zero2", "shard_grad_op": "zero2", "3": "none",
              "no_shard": "none", "4": "hybrid", "hybrid_shard": "hybrid", "5": "hybrid2",
              "hybrid_shard_zero2": "hybrid2"}  # fmt: skip

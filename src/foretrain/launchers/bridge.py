@@ -86,7 +86,7 @@ _RECIPE = re.compile(
 
 
 def read(reading: Reading, settings: Iterable[Setting], *, launcher: Iterable[Setting] = ()) -> None:
-    """What is set over a recipe, and what its launcher is told."""
+    """Read what is set over a recipe, and what its launcher is told."""
     take(
         reading,
         launcher,
@@ -119,7 +119,7 @@ def read(reading: Reading, settings: Iterable[Setting], *, launcher: Iterable[Se
 
 
 def _recipe(reading: Reading, own: dict[str, Any]) -> None:
-    """What the name of a recipe tells; what else it sets is not known here."""
+    """Read what the name of a recipe tells; what else it sets is not known here."""
     name = str(own.get("recipe") or "").rpartition(".")[2]
     if not name:
         return

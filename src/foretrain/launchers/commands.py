@@ -38,7 +38,7 @@ _FLAGS = frozenset(
 
 @dataclass(slots=True)
 class StartedProgram:
-    """What a command starts."""
+    """Holds what a command starts."""
 
     launcher: str
     """torchrun, accelerate, deepspeed, python, or a framework's own command."""
@@ -55,9 +55,9 @@ class StartedProgram:
     """What it takes from a job file, where it is one that foretrain wrote."""
 
     def value(self, *names: str) -> Any:
-        """Of the last argument that has one of these names."""
-        found = [one.value for one in self.arguments if dashed(one.key) in names]
-        return found[-1] if found else None
+        """Find the last argument that has one of these names."""
+        values = [one.value for one in self.arguments if dashed(one.key) in names]
+        return values[-1] if values else None
 
 
 def read_script(path: Path, reading: Reading) -> StartedProgram:
@@ -68,9 +68,9 @@ def read_script(path: Path, reading: Reading) -> StartedProgram:
     return program_of(commands_of(path, _slurm_variables(reading)), path, reading)
 
 
-def program_of(found: Sequence[Command], path: Path, reading: Reading) -> StartedProgram:
-    """Of commands the one that trains."""
-    programs = [one for command in found if (one := _program(command, path.name)) is not None]
+def program_of(commands: Sequence[Command], path: Path, reading: Reading) -> StartedProgram:
+    """Choose the command that trains."""
+    programs = [one for command in commands if (one := _program(command, path.name)) is not None]
     if not programs:
         raise InputError(
             f"{path}: no command that starts a training (torchrun, accelerate, deepspeed, srun python)"
@@ -134,7 +134,7 @@ def _gres(reading: Reading) -> None:
 
 
 def _slurm_variables(reading: Reading) -> dict[str, Word]:
-    """What Slurm sets for a script."""
+    """List the variables that Slurm sets for a script."""
     own = reading.tables.get("own", {})
     nodes, devices = reading.get("cluster.nodes"), reading.get("cluster.devices_per_node")
     tasks = own.get("tasks_per_node")
@@ -143,9 +143,9 @@ def _slurm_variables(reading: Reading) -> dict[str, Word]:
         "SLURM_GPUS_PER_NODE": devices, "SLURM_NTASKS_PER_NODE": tasks,
         "SLURM_NTASKS": tasks * nodes if tasks and nodes else None,
     }  # fmt: skip
-    found = {name: Word(str(value), 1) for name, value in values.items() if value is not None}
+    known = {name: Word(str(value), 1) for name, value in values.items() if value is not None}
     return {
-        **found,
+        **known,
         "SLURM_PROCID": Word("0", 1),
         "SLURM_NODEID": Word("0", 1),
         "SLURM_LOCALID": Word("0", 1),
@@ -255,7 +255,7 @@ def _value(values: list[str]) -> Any:
 
 
 def _last(value: Any) -> int | None:
-    """Of an elastic range the most; ``gpu`` and ``auto`` are not told."""
+    """Read the most of an elastic range; ``gpu`` and ``auto`` are not told."""
     return None if str(value) in ("gpu", "auto", "cpu") else whole(str(value).rpartition(":")[2])
 
 
@@ -298,7 +298,7 @@ def _hosts(reading: Reading, setting: Setting, folder: Path) -> None:
 
 
 def _environment(reading: Reading, program: StartedProgram, file: str) -> None:
-    """What variables say of memory and of devices."""
+    """Read what variables say of memory and of devices."""
     for name in VARIABLES:
         if name in program.variables and "$" not in program.variables[name].text:
             word = program.variables[name]

@@ -83,10 +83,10 @@ def _json(path: Path, text: str) -> tuple[Any, Lines]:
     def walk(held: Any, above: tuple[str, ...]) -> None:
         nonlocal at
         for name, inner in held.items() if isinstance(held, Mapping) else ():
-            found = re.compile(rf'"{re.escape(str(name))}"\s*:').search(text, at)
-            if found is not None:
-                at = found.end()
-                lines[(*above, str(name))] = text.count("\n", 0, found.start()) + 1
+            match = re.compile(rf'"{re.escape(str(name))}"\s*:').search(text, at)
+            if match is not None:
+                at = match.end()
+                lines[(*above, str(name))] = text.count("\n", 0, match.start()) + 1
             walk(inner, (*above, str(name)))
 
     walk(value, ())

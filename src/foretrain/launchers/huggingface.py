@@ -53,9 +53,9 @@ def _fsdp(value: Any) -> Any:
 
 
 def _optimizer(value: Any) -> Any:
-    """As jobs call it; the Trainer's SGD has no momentum unless ``optim_args`` give it one."""
-    found = spelled("optimizer")(value)
-    return "sgd-plain" if found == "sgd" else found
+    """Name the optimizer as jobs do; the Trainer's SGD has no momentum unless ``optim_args`` give it one."""
+    name = spelled("optimizer")(value)
+    return "sgd-plain" if name == "sgd" else name
 
 
 KEYS: Keys = {

@@ -49,7 +49,7 @@ def take_model(reading: Reading, tables: Mapping[str, Any], settings: Iterable[S
 
 
 def _cluster(reading: Reading, cluster: Mapping[str, Any]) -> None:
-    """What devices there are, which no launcher says."""
+    """Take over what devices there are, which no launcher says."""
     for name in ("device", "node", "cores_per_device"):
         if name in cluster:
             reading.set(f"run.{name}", cluster[name])

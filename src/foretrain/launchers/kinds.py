@@ -57,13 +57,13 @@ def reader_of(program: StartedProgram) -> str:
 
 
 def last_of_each(settings: Sequence[Setting]) -> list[Setting]:
-    """Of settings with the same key the last, as command lines override files."""
+    """Keep the last of the settings with the same key, as command lines override files."""
     last = {dashed(one.key): one for one in settings}
     return list(last.values())
 
 
 def bare(setting: Setting) -> Setting:
-    """Without the dashes of an option."""
+    """Take the dashes of an option away."""
     return Setting(setting.key.lstrip("-"), setting.value, setting.where)
 
 

@@ -24,7 +24,7 @@ def statements(text: str, line: int = 1) -> list[Statement]:
 
 
 def balanced(text: str, start: int) -> int:
-    """Where the bracket that opens at ``start`` has closed, or the end of the text."""
+    """Find where the bracket that opens at ``start`` has closed, or the end of the text."""
     opened = text[start]
     depth, at = 0, start
     while at < len(text):
@@ -44,7 +44,7 @@ def balanced(text: str, start: int) -> int:
 
 
 def quoted(text: str, start: int) -> int:
-    """Where the quotes that open at ``start`` have closed."""
+    """Find where the quotes that open at ``start`` have closed."""
     quote, at = text[start], start + 1
     while at < len(text) and text[at] != quote:
         if quote == '"' and text[at] == "\\":
@@ -179,5 +179,5 @@ class _Lexer:
             self.at += 1
 
 
-def _or_end(found: int, text: str) -> int:
-    return found if found >= 0 else len(text)
+def _or_end(place: int, text: str) -> int:
+    return place if place >= 0 else len(text)

@@ -255,7 +255,7 @@ def _sharding(reading: Reading, own: dict[str, Any]) -> None:
 
 
 def _overlap(reading: Reading) -> None:
-    """What Megatron-LM runs beside computation only where an argument asks for it."""
+    """Say what Megatron-LM runs beside computation only where an argument asks for it."""
     if reading.get("plan.tensor", 1) > 1 and reading.get("plan.sequence_parallel"):
         reading.default("plan.overlap.tensor", value=False, why="without --tp-comm-overlap")
     if reading.get("plan.shard") == "zero1":
@@ -277,11 +277,11 @@ def _stages(reading: Reading, own: dict[str, Any]) -> None:
         reading.set("plan.stages", counts)
         if len(counts) > pipeline:
             reading.set("plan.virtual_stages", len(counts) // pipeline)
-    elif pipeline > 1 and layers and (found := _uneven(own, pipeline, layers)):
-        if min(found) < 0 or sum(found) != layers:
+    elif pipeline > 1 and layers and (uneven := _uneven(own, pipeline, layers)):
+        if min(uneven) < 0 or sum(uneven) != layers:
             where = reading.where("own.first_layers", "own.last_layers", "own.embedding_counts")
-            raise InputError(f"{where}{layers} layers do not divide over {pipeline} stages: {found}")
-        reading.set("plan.stages", found)
+            raise InputError(f"{where}{layers} layers do not divide over {pipeline} stages: {uneven}")
+        reading.set("plan.stages", uneven)
     if (of_each := own.get("virtual_layers")) and pipeline > 1:
         if layers % (pipeline * of_each):
             raise InputError(

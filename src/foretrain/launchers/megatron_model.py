@@ -12,7 +12,7 @@ from foretrain.model_names import find_preset
 
 
 def _pattern(value: Any) -> Any:
-    """How often a layer has experts: every so many, or a list of zeros and ones in Python's notation."""
+    """Read how often a layer has experts: every so many, or a list of zeros and ones in Python's notation."""
     if isinstance(value, int | list):
         return value
     try:
@@ -162,7 +162,7 @@ def _vocabulary(reading: Reading, own: dict[str, Any]) -> int:
 
 
 def _dense_layers(own: dict[str, Any]) -> list[int]:
-    """Those without experts."""
+    """List the layers without experts."""
     layers, pattern = own["num_layers"], own.get("moe_layers", 1)
     if not own.get("num_experts"):
         return list(range(layers))

@@ -63,7 +63,8 @@ def is_same(reading: Reading, model: str, base: Path) -> bool:
 
 
 def complete(reading: Reading, options: Mapping[str, Any], base: Path) -> None:
-    """What the program decides of its training, where it is what is trained: the job says the same."""
+    """Take over what the program decides of its training, where it is what is trained: the job says the
+    same."""
     section = reading.tables["model"]
     if section.get("source") != "python" or options.get("mode", "train") != "train":
         return

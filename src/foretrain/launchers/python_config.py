@@ -30,7 +30,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class PythonFile:
-    """What a file imports, and the object that it configures."""
+    """Holds what a file imports, and the object that it configures."""
 
     imports: frozenset[str]
     config: Config
@@ -48,8 +48,8 @@ def read_python(path: Path, function: str | None = None) -> PythonFile:
     names = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
     if function is not None and function not in names:
         raise unknown(f"{path}", function, names, "a function of the file; these are")
-    found = [function] if function is not None else [*reversed(names), None]
-    for name in found:
+    wanted = [function] if function is not None else [*reversed(names), None]
+    for name in wanted:
         config = reader.called(name) if name is not None else reader.top_level()
         if config is not None and (config.settings or config.made_by not in ("", name)):
             return PythonFile(frozenset(reader.imported.values()), config)
@@ -62,8 +62,8 @@ _LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "lora_dropout":
 
 
 def trainer_settings(path: Path) -> list[Setting]:
-    """What the code of a training program gives transformers' Trainer: its arguments, the model that it loads
-    and adapters; nothing where the file is not Python."""
+    """Read what the code of a training program gives transformers' Trainer: its arguments, the model that it
+    loads and adapters; nothing where the file is not Python."""
     try:
         with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
             tree = ast.parse(read_text(path), filename=str(path))
@@ -111,7 +111,7 @@ class _Reader:
                 self.constants[one.targets[0].id] = self.value(one.value, self.constants)
 
     def called(self, name: str) -> Config | None:
-        """What a function of the file returns."""
+        """Evaluate a function of the file."""
         function, arguments = self.functions[name], {}
         if self.depth > 10:
             return None
@@ -132,16 +132,16 @@ class _Reader:
 
     def body(self, statements: Sequence[ast.stmt], known: dict[str, Any]) -> Config | None:
         """Follow statements; what they return, or else the object that they filled."""
-        for one in statements:
-            if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None:
-                for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
-                    self.assign(target, one.value, known)
-            elif isinstance(one, ast.Return) and one.value is not None:
-                value = self.value(one.value, known)
+        for statement in statements:
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+                for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+                    self.assign(target, statement.value, known)
+            elif isinstance(statement, ast.Return) and statement.value is not None:
+                value = self.value(statement.value, known)
                 return value if isinstance(value, Config) else None
-            elif isinstance(one, ast.If) and _is_main(one.test):
-                self.body(one.body, known)
-        configs = [one for one in known.values() if isinstance(one, Config) and one.settings]
+            elif isinstance(statement, ast.If) and _is_main(statement.test):
+                self.body(statement.body, known)
+        configs = [value for value in known.values() if isinstance(value, Config) and value.settings]
         return configs[-1] if configs else None
 
     def assign(self, target: ast.expr, node: ast.expr, known: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ class _Reader:
             owner.settings[f"{key}.{inner}"] = Setting(f"{key}.{inner}", setting.value, setting.where)
 
     def value(self, node: ast.expr, known: dict[str, Any]) -> Any:
-        """What an expression is; the text of it behind a ``$`` where that is not known."""
+        """Evaluate an expression; its text behind a ``$`` where that is not known."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name) and node.id in known:
@@ -219,13 +219,13 @@ class _Reader:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Each imported name with the path that it is from."""
-    for one in ast.walk(tree):
-        if isinstance(one, ast.ImportFrom):
-            for alias in one.names:
-                yield alias.asname or alias.name, f"{one.module or ''}.{alias.name}"
-        elif isinstance(one, ast.Import):
-            for alias in one.names:
+    """List the imported names, each with the path that it is from."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module or ''}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
                 yield alias.asname or alias.name.partition(".")[0], alias.name
 
 

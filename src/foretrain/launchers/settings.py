@@ -36,7 +36,7 @@ class Setting:
 
     @property
     def words(self) -> str:
-        """For people: the key with its value."""
+        """Write the key with its value for people."""
         listed = self.value if isinstance(self.value, list) else [self.value]
         value = " ".join(" ".join(map(str, listed)).split())
         if self.key.startswith("-"):
@@ -46,7 +46,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a key of a launcher means: a field of a job, of ``run`` or of ``own``, and how its value reads.
+    """Says what a key of a launcher means: a field of a job, of ``run`` or of ``own``, and how its value
+    reads.
 
     ``run`` has what every launcher says and no job does in this way (``RUN_FIELDS``); ``own`` what a
     framework's reader puts together with others.
@@ -134,8 +135,8 @@ class Reading:
 
     def whose(self, path: str) -> Setting | None:
         """The setting that a field is from."""
-        found = self.sources.get(path)
-        return None if found is None else found[0]
+        source = self.sources.get(path)
+        return None if source is None else source[0]
 
     def said(self, path: str, otherwise: str) -> str:
         """The setting that a field is from, as a message names it."""
@@ -144,8 +145,8 @@ class Reading:
 
     def where(self, *paths: str) -> str:
         """The place of the first of these fields that a file gives, in front of a message."""
-        found = next((setting for path in paths if (setting := self.whose(path)) is not None), None)
-        return "" if found is None else f"{found.where}: "
+        setter = next((setting for path in paths if (setting := self.whose(path)) is not None), None)
+        return "" if setter is None else f"{setter.where}: "
 
 
 def take(
@@ -291,7 +292,7 @@ class When:
 
 
 def one_of(names: Mapping[str, Any]) -> Read:
-    """One of a few names, in any case."""
+    """Read one of a few names, in any case."""
 
     def read(value: Any) -> Any:
         text = str(value).lower()
@@ -303,7 +304,7 @@ def one_of(names: Mapping[str, Any]) -> Read:
 
 
 def spelled(name: str) -> Read:
-    """What the field of a job reads by itself: an optimizer, a precision, a schedule."""
+    """Read what the field of a job reads by itself: an optimizer, a precision, a schedule."""
 
     def read(value: Any) -> Any:
         try:
@@ -315,9 +316,9 @@ def spelled(name: str) -> Read:
 
 
 def _allowed(message: str) -> str:
-    """What is allowed, of a message ``field: value is not ...``."""
-    _, found, allowed = message.partition(" is not ")
-    return allowed if found else f"clear: {message.partition(': ')[2]}"
+    """Take what is allowed out of a message ``field: value is not ...``."""
+    _, separator, allowed = message.partition(" is not ")
+    return allowed if separator else f"clear: {message.partition(': ')[2]}"
 
 
 def text(value: Any) -> str | None:

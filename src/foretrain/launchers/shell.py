@@ -45,7 +45,8 @@ def commands_of(path: Path, variables: dict[str, Word] | None = None) -> list[Co
 
 
 class Shell:
-    """What is known while a script is followed; a value that is not stays as written, with its ``$``."""
+    """Holds what is known while a script is followed; a value that is not stays as written, with its
+    ``$``."""
 
     def __init__(self, folder: Path, variables: dict[str, Word] | None = None) -> None:
         self.folder = folder
@@ -58,9 +59,9 @@ class Shell:
         """The patterns of the part of a ``case`` that comes next."""
         self.depth = 0
 
-    def run(self, found: list[Statement]) -> None:
+    def run(self, statements: list[Statement]) -> None:
         skip, last = False, None
-        for statement in found:
+        for statement in statements:
             if not skip:
                 last = self.statement(statement)
             skip = (statement.end == "&&" and last is False) or (statement.end == "||" and last is not False)
@@ -225,7 +226,7 @@ class Shell:
         return fields if held is None else [*fields, held]
 
     def inside(self, text: str, line: int) -> str:
-        """What stands in double quotes, with its variables; lines that go on stay apart."""
+        """Expand the text in double quotes, with its variables; lines that go on stay apart."""
         result, position = "", 0
         while position < len(text):
             if text[position] == "\\":
@@ -269,8 +270,8 @@ class Shell:
         text = self.with_operator(name, value, rest, line)
         if text is None:
             return [Word(raw, line)]
-        found = Word(text, line if value is None else value.line)
-        return _split(found) if split else [found]
+        expanded = Word(text, line if value is None else value.line)
+        return _split(expanded) if split else [expanded]
 
     def array(self, name: str) -> list[Word]:
         value = self.values.get(name, [])
@@ -299,8 +300,8 @@ class Shell:
         """A whole number; None where something in it is not known."""
 
         def known(matched: re.Match[str]) -> str:
-            found = self.expansion("$" + matched[0].lstrip("$"), 0)
-            return found[0].text if found else "0"
+            words = self.expansion("$" + matched[0].lstrip("$"), 0)
+            return words[0].text if words else "0"
 
         plain = re.sub(rf"\$\{{[^}}]*\}}|\$?{_NAME}|\$\d", known, text)
         return evaluated(plain.replace("/", "//"))

@@ -47,7 +47,7 @@ DEBUG_CONFIG = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 
 
 
 def _mode(value: Any) -> str | None:
-    """Of activation checkpoints, as TOML and as Python name them."""
+    """Read the mode of activation checkpoints, as TOML and as Python name them."""
     plain = str(value).lower().removesuffix(".config").removesuffix("ac").removesuffix("()")
     names = {"none": "none", "selective": "selective", "full": "full", "memory_budget": "budget",
              "memorybudget": "budget"}  # fmt: skip
@@ -184,8 +184,8 @@ def _precision(reading: Reading, own: dict[str, Any]) -> None:
     converters = str(own.get("converters", "")).lower()
     if "float8" in converters or "mx" in converters or "nvfp4" in converters:
         precision = "fp8"
-        way = next((one for one in ("nvfp4", "mx") if one in converters), own.get("recipe", "tensorwise"))
-        reading.set("training.fp8", {"mx": "mxfp8"}.get(way, way))
+        recipe = next((one for one in ("nvfp4", "mx") if one in converters), own.get("recipe", "tensorwise"))
+        reading.set("training.fp8", {"mx": "mxfp8"}.get(recipe, recipe))
     reading.default("training.precision", precision)
     if own.get("implementation") in ("foreach", "for-loop"):
         reading.assumed.append("training.optimizer: the fused kernel, whatever optimizer.implementation says")

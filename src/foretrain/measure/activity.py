@@ -22,7 +22,8 @@ _FROM_HOST, _TO_HOST = "Memcpy HtoD", "Memcpy DtoH"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Activity:
-    """When a device worked, in seconds since the epoch: rows of beginnings and ends that do not overlap."""
+    """Says when a device worked, in seconds since the epoch: rows of beginnings and ends that do not
+    overlap."""
 
     kernels: Array
     """With fills and copies inside the device."""
@@ -35,7 +36,8 @@ class Activity:
 
 
 def profiled(work: Callable[[], Any]) -> tuple[Any, Activity]:
-    """What the work returned, and what the device did meanwhile; it is idle before and after."""
+    """Run work under the profiler; returns its result, and what the device did meanwhile; it is idle before
+    and after."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         returned = work()

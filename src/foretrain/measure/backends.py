@@ -166,7 +166,7 @@ BACKENDS: dict[str, Callable[[str | None, int | None], Backend]] = {
 
 
 def backend(name: str, *, address: str | None = None, cpus: int | None = None) -> Backend:
-    """By name; ``address`` and ``cpus`` are for Ray."""
+    """Make a backend by name; ``address`` and ``cpus`` are for Ray."""
     if name not in BACKENDS:
         raise unknown("on", name, BACKENDS)
     if address is not None and name != "ray":
@@ -180,7 +180,8 @@ def backend(name: str, *, address: str | None = None, cpus: int | None = None) -
 
 
 class _Folder:
-    """Where a cell's processes find their task and leave their result, their errors and what they print."""
+    """Holds the folder where a cell's processes find their task and leave their result, their errors and what
+    they print."""
 
     def __init__(self, task: WorkerTask) -> None:
         self.task = task

@@ -16,9 +16,9 @@ from typing import Any
 from foretrain import schema
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, invalid
-from foretrain.files import read_tables
+from foretrain.files import read_lines, read_tables
 from foretrain.interrupts import ended_as_interrupted
-from foretrain.job import Job, Run, read_lines
+from foretrain.job import Job
 from foretrain.measure.backends import Backend, CellFailed
 from foretrain.measure.kinds import expect, kind_of
 from foretrain.measure.links import INTERFACE, check_links, link_rate, link_text
@@ -26,6 +26,7 @@ from foretrain.measure.nvml import gpu_count
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
 from foretrain.measure.tasks import Protocol, Sync, WorkerTask, not_carried_out
+from foretrain.run import Run
 
 MakeJob = Callable[..., Job]
 """``foretrain.api.make_job``: a model's name and options to a job."""
@@ -82,7 +83,7 @@ class Cell:
         return "ps" if self.job.plan.servers else "allreduce"
 
     def key(self, backend: str) -> str:
-        """The same for a cell and for the run that it became."""
+        """Make a key that a cell shares with the run that it became."""
         return _key(self.job.to_dict(), backend, self.cores, self.link)
 
     @property
@@ -138,7 +139,7 @@ def read_grid(data: Mapping[str, Any]) -> Grid:
 def cells(
     grids: Sequence[Grid], make_job: MakeJob, *, base: Path = Path(), home: Path = Path()
 ) -> list[Cell]:
-    """All cells, in an order in which the first so many already span models and sizes.
+    """List all cells, in an order in which the first so many already span models and sizes.
 
     Files of models are looked up from ``base``; the jobs name them from ``home``, where the runs will be.
     """
@@ -205,7 +206,7 @@ def _cells(grid: Grid, where: _Where) -> Iterator[Cell]:
 
 
 def _without_scaler(job: Job) -> Job:
-    """As workers train in amp-fp16."""
+    """Leave the gradient scaler out, as workers train in amp-fp16."""
     if not job.workload.training.scales_loss:
         return job
     training = dataclasses.replace(job.workload.training, grad_scaler=False)
@@ -237,7 +238,7 @@ def _cluster(grid: Grid, workers: int, cores: int, link: str | None, catalog: Ca
 
 
 def interleaved(cells: Sequence[Cell]) -> list[Cell]:
-    """One cell of each model in turn, its sizes in bit-reversed order, each model starting elsewhere."""
+    """Take a cell of each model in turn, its sizes in bit-reversed order, each model starting elsewhere."""
     by_model: dict[str, list[Cell]] = {}
     for cell in cells:
         by_model.setdefault(json.dumps(cell.job.to_dict()["model"], sort_keys=True), []).append(cell)
@@ -327,7 +328,7 @@ def _key_of(line: Any) -> str | None:
 
 
 def _check(wanted: Sequence[Cell], backend: Backend) -> None:
-    """What can be said before the first cell."""
+    """Refuse what can be refused before the first cell."""
     if any(cell.link is not None for cell in wanted):
         if backend.name != "local":
             raise InputError(f"links: only --on local limits links, not --on {backend.name}")

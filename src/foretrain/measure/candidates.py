@@ -17,7 +17,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """What could be measured: a row of features, a cost in seconds and a label for each."""
+    """Holds what could be measured: a row of features, a cost in seconds and a label for each."""
 
     names: tuple[str, ...]
     """One per feature."""
@@ -41,7 +41,7 @@ class Candidates:
             )
 
     def take(self, rows: Sequence[int]) -> Candidates:
-        """Some of them."""
+        """Keep these rows alone."""
         places = list(rows)
         return Candidates(
             names=self.names,
@@ -86,7 +86,7 @@ def plain_candidates(
     *,
     quadratic: bool = False,
 ) -> Candidates:
-    """Rows of features as they are, for a law whose terms they are."""
+    """Make candidates of rows of features as they are, for a law whose terms they are."""
     if quadratic:
         raise InputError("--quadratic: the law has its own terms")
     columns = _columns(rows)
@@ -140,8 +140,8 @@ def cluster_candidates(
     scales: Iterable[float],
     cost_model: Callable[[float, float], float] = ernest_cost,
 ) -> Candidates:
-    """Every number of machines with every share of the data, with Ernest's features ``[1, scale /
-    machines, log machines, machines]``."""
+    """Make a candidate of every number of machines with every share of the data, with Ernest's features ``[1,
+    scale / machines, log machines, machines]``."""
     points = [(count, scale) for count in dict.fromkeys(machines) for scale in dict.fromkeys(scales)]
     for count, scale in points:
         if count < 1 or not 0 < scale <= 1:

@@ -82,7 +82,8 @@ def _rows(path: Path, about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def info_file(lines: Path) -> Path:
-    """Beside the lines of ``measure ops``: the machine that they were measured on last."""
+    """Name the file beside the lines of ``measure ops`` that says on which machine they were measured
+    last."""
     return lines.with_name(f"{lines.name.removesuffix('.gz').removesuffix('.jsonl')}.info.json")
 
 

@@ -24,8 +24,8 @@ class LinkRates(NamedTuple):
 
 
 def link_rates(samples: Mapping[str, Any]) -> LinkRates | None:
-    """By hardware counters, which have a new value every 100 ms; else by NVML's readings of 20 ms each; None
-    where there is neither."""
+    """Average the rates of links by hardware counters, which have a new value every 100 ms; else by NVML's
+    readings of 20 ms each; None where there is neither."""
     counters, readings = samples.get("counters") or {}, samples.get("pcie") or {}
     known = [
         (received, sent)
@@ -40,7 +40,7 @@ def link_rates(samples: Mapping[str, Any]) -> LinkRates | None:
 
 
 def slowed_by(watched_s: float, pace_s: float, loading_s: float | None) -> float:
-    """How many times as long a step took under the profiler, which slows the host down. Where loaders set
+    """Say how many times as long a step took under the profiler, which slows the host down. Where loaders set
     the pace nothing is."""
     if loading_s is not None and loading_s > _BOUND * pace_s:
         return 1.0

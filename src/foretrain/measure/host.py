@@ -75,14 +75,15 @@ def measure_host(seconds: float = 12.0) -> HostProfile:
 
 
 def _cores() -> list[int]:
-    """Those that this process may use, spread out where there are many; none where that cannot be told."""
+    """List the cores that this process may use, spread out where there are many; none where that cannot be
+    told."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return allowed[:: -(-len(allowed) // _MOST_CORES)] if allowed else []
 
 
 @contextmanager
 def _on(cores: set[int]) -> Iterator[None]:
-    """Every thread of this process on some cores; without a choice where a system has none."""
+    """Keep every thread of this process on some cores; without a choice where a system has none."""
     if not cores:
         yield
         return
@@ -114,7 +115,7 @@ def _by_core() -> dict[str, float]:
 
 
 def _spread(samples: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
-    """Of each part of a step, between which multiples of the median eight in ten rounds lie."""
+    """Say, of each part of a step, between which multiples of the median eight in ten rounds lie."""
     spread_of = {}
     for part, names in PARTS.items():
         rounds = np.mean([np.log(samples[name]) for name in names], axis=0)
@@ -142,15 +143,15 @@ def _samples(device: str, seconds: float) -> dict[str, list[float]]:
     return samples
 
 
-def _time(one: Benchmark, sync: Run) -> float:
-    if one.before is not None:
-        one.before()
+def _time(benchmark: Benchmark, sync: Run) -> float:
+    if benchmark.before is not None:
+        benchmark.before()
     sync()
     begin = time.perf_counter()
-    one.run()
+    benchmark.run()
     took = time.perf_counter() - begin
     sync()
-    return took / one.calls
+    return took / benchmark.calls
 
 
 @contextmanager
@@ -181,7 +182,7 @@ def _benchmarks(device: torch.device) -> dict[str, Benchmark]:
 
 
 class _InterpretedPart:
-    """What interpreted code does: an attribute, a dictionary, a call."""
+    """Does what interpreted code does: an attribute, a dictionary, a call."""
 
     def __init__(self) -> None:
         self.table = {"a": 1.0, "b": 2.0}
@@ -196,13 +197,13 @@ def _interpret() -> None:
         total += part.call("a" if i % 2 else "b", scale=0.5)
 
 
-def _repeated(call: Callable[[], object], calls: int = _CALLS) -> Benchmark:
+def _repeated(call: Callable[[], object]) -> Benchmark:
     def run() -> None:
         with torch.no_grad():
-            for _ in range(calls):
+            for _ in range(_CALLS):
                 call()
 
-    return Benchmark(run, calls)
+    return Benchmark(run, _CALLS)
 
 
 def _operators(device: torch.device) -> dict[str, Callable[[], object]]:

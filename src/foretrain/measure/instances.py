@@ -14,11 +14,10 @@ from typing import Any
 
 from foretrain.costs.measured import matmul_precision, operator_key
 from foretrain.errors import InputError, first_line
-from foretrain.files import write_atomically
+from foretrain.files import read_lines, write_atomically
 from foretrain.graph import PHASES, OpGraph, TensorSpec
 from foretrain.graph.ir import ITEM_BYTES
 from foretrain.graph.runs import FUSED
-from foretrain.job import read_lines
 
 _SAME = ("name", "overload", "inputs", "args", "flops", "bytes")
 """Fields that an instance takes from its operator."""
@@ -114,12 +113,12 @@ def collect(graphs: Iterable[tuple[OpGraph, str]]) -> list[Instance]:
     return list(collected.values())
 
 
-def by_value(instances: Iterable[Instance], seed: int = 0) -> list[Instance]:
+def by_value(instances: Iterable[Instance]) -> list[Instance]:
     """Kinds of operators take turns, the most used and largest first: useful however early it is cut off."""
     kinds: dict[str, list[Instance]] = {}
     for instance in instances:
         kinds.setdefault(instance.name, []).append(instance)
-    shuffle = random.Random(seed)
+    shuffle = random.Random(0)
     placed = []
     for members in kinds.values():
         shuffle.shuffle(members)

@@ -46,10 +46,10 @@ def job_candidates(
     quadratic: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> JobCandidates:
-    """Each job once, but for those that were measured; ``row`` has the features of a job as they are, where
-    they are not what the predictor looks at, and ``step_s`` expects a step's time, or refuses: such a job is
-    left out, unless all are. Squares and products of the features are there where ``quadratic`` asks for them
-    or what the predictor looks at has them."""
+    """Make a candidate of each job, but for those that were measured; ``row`` has the features of a job as
+    they are, where they are not what the predictor looks at, and ``step_s`` expects a step's time, or
+    refuses: such a job is left out, unless all are. Squares and products of the features are there where
+    ``quadratic`` asks for them or what the predictor looks at has them."""
     before = list(measured)
     seen = {key for job in before for key in _keys_of_measured(job)}
     wanted: list[tuple[Cell, Mapping[str, Any]]] = []
@@ -134,7 +134,7 @@ def line_of(cell: Cell, home: Path, **about: Any) -> dict[str, Any]:
 
 
 def cells_of_jobs(jobs: Iterable[Job]) -> list[Cell]:
-    """As ``measure campaign`` would run them on this machine."""
+    """Make the cells that ``measure campaign`` would run on this machine."""
     return [cell_of(job, {}) for job in jobs]
 
 
@@ -145,7 +145,8 @@ def _key(job: Job, without: Sequence[str] = ()) -> str:
 
 
 def _keys_of_measured(job: Job) -> Iterator[str]:
-    """Those of the jobs that it measures: a run knows its host and machines, a job may leave them open."""
+    """List the keys of the jobs that it measures: a run knows its host and machines, a job may leave them
+    open."""
     for named in range(len(_MACHINE) + 1):
         for without in itertools.combinations(_MACHINE, named):
             yield _key(job, without)

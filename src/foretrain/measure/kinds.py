@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foretrain.errors import InputError
-from foretrain.files import parse_json
-from foretrain.job import text_lines
+from foretrain.files import parse_json, text_lines
 
 Kind = Literal["operators", "measured operators", "jobs", "runs", "failures", "cluster sizes", "other lines"]
 
@@ -25,7 +24,7 @@ _TAKEN_BY: Mapping[Kind, str] = {
 
 
 def kind_of(line: Any) -> Kind:
-    """By the keys that only lines of one kind have.
+    """Tell the kind of a line by the keys that only lines of this kind have.
 
     >>> kind_of({"job": {}, "measured": {}}), kind_of({"machines": 2, "scale": 0.5})
     ('runs', 'cluster sizes')
@@ -44,7 +43,8 @@ def kind_of(line: Any) -> Kind:
 
 
 def first_kind(path: Path) -> Kind | None:
-    """Of the first line of a ``.jsonl`` file; None where it has none, or where that is not JSON."""
+    """Tell the kind of the first line of a ``.jsonl`` file; None where it has none, or where that is not
+    JSON."""
     for _, text in text_lines(path):
         try:
             return kind_of(parse_json(text))

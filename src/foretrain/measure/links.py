@@ -36,7 +36,7 @@ def link_rate(text: str) -> float:
 
 
 def link_text(rate_bytes_per_s: float) -> str:
-    """What ``link_rate`` reads, in the largest unit that fits.
+    """Write a rate as ``link_rate`` reads it, in the largest unit that fits.
 
     >>> [link_text(rate) for rate in (125e6, 1.25e9, 12.5e6)]
     ['1Gbit', '10Gbit', '100Mbit']
@@ -56,12 +56,13 @@ def check_links() -> None:
 
 
 def address(index: int) -> str:
-    """Of the namespace with this number in a fabric."""
+    """Give the address of the namespace with this number in a fabric."""
     return f"{_NETWORK}.{index + 1}"
 
 
 class Fabric:
-    """One namespace per worker in the ``with`` block, each with a link of ``rate_bytes_per_s`` both ways."""
+    """Makes a namespace per worker in the ``with`` block, each with a link of ``rate_bytes_per_s`` both
+    ways."""
 
     def __init__(self, workers: int, rate_bytes_per_s: float) -> None:
         if not 1 <= workers <= 250:

@@ -30,7 +30,7 @@ _WORDS, _TEXTS = 4000, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """How batches are made: the kind of work, and by how many processes."""
+    """Says how batches are made: the kind of work, and by how many processes."""
 
     kind: Kind
     workers: int = 1
@@ -125,8 +125,8 @@ class Batches(Dataset[dict[str, torch.Tensor]]):
         return self._numbers(picture[top : top + height, left : left + width], draw)
 
     def _numbers(self, picture: Any, draw: random.Random) -> torch.Tensor:
-        found = torch.from_numpy(np.array(picture[:, ::-1] if draw.random() < 0.5 else picture))
-        scaled = found.permute(2, 0, 1).float().sub_(_MEAN).div_(_DEVIATION)
+        turned = torch.from_numpy(np.array(picture[:, ::-1] if draw.random() < 0.5 else picture))
+        scaled = turned.permute(2, 0, 1).float().sub_(_MEAN).div_(_DEVIATION)
         return scaled.reshape(self.shape[1:]).contiguous()
 
     def _noise(self, draw: random.Random) -> torch.Tensor:

@@ -18,7 +18,7 @@ from foretrain.workload import TORCHAO, CompileMode, Training, Workload
 
 
 class RealModel(NamedTuple):
-    """What a training step needs: the module, what it is called with, and its loss."""
+    """Holds what a training step needs: the module, what it is called with, and its loss."""
 
     module: torch.nn.Module
     inputs: tuple[Any, ...] | Mapping[str, Any]
@@ -87,7 +87,7 @@ def _importable(module: torch.nn.Module) -> None:
 
 
 def autocast(precision: str, device: str | torch.device) -> contextlib.AbstractContextManager[Any]:
-    """What forward and loss run under: autocast for amp-bf16 and amp-fp16, else nothing."""
+    """Run forward and loss under autocast for amp-bf16 and amp-fp16, else under nothing."""
     if (dtype := AUTOCAST_DTYPES.get(precision)) is None:
         return contextlib.nullcontext()
     return torch.autocast(torch.device(device).type, dtype=dtype)

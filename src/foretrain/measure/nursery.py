@@ -66,7 +66,7 @@ class Nursery:
                 self._born.append(message["pid"])
 
     def code(self, pid: int) -> int | None:
-        """How a worker ended; as if killed where the process is no more, as its workers end with it."""
+        """Tell how a worker ended; as if killed where the process is no more, as its workers end with it."""
         self.listen(0)
         return self._codes.get(pid, None if self.alive else -signal.SIGKILL)
 

@@ -117,7 +117,7 @@ class Gpu:
         return None if answer is None else float(answer.value) / 1000.0
 
     def pcie_bytes_per_s(self, *, sent: bool) -> float | None:
-        """What the GPU sent to its host or received from it in the last 20 ms, which the call takes."""
+        """Read what the GPU sent to its host or received from it in the last 20 ms, which the call takes."""
         answer = ctypes.c_uint()
         failed = self._nvml.nvmlDeviceGetPcieThroughput(
             self._handle, ctypes.c_uint(0 if sent else 1), ctypes.byref(answer)

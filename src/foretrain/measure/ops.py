@@ -105,7 +105,7 @@ _TIMERS: list[CudaTimer] = []
 
 
 def _cuda_timer() -> CudaTimer:
-    """One timer per process; the device is brought to its working clock first."""
+    """Make a timer, once per process; the device is brought to its working clock first."""
     if not _TIMERS:
         warm = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
         for _ in range(50):
@@ -129,7 +129,7 @@ def _check_context(device: str) -> None:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Where and with what a measurement was made."""
+    """Say where and with what a measurement was made."""
     info = {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "torch": torch.__version__,
@@ -143,5 +143,5 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def device_name(device: str) -> str:
-    """What the driver calls the GPU here, or the processor in words."""
+    """Name the GPU here as the driver does, or the processor in words."""
     return torch.cuda.get_device_properties(0).name if device == "cuda" else f"cpu, {host()}"

@@ -39,16 +39,16 @@ def read_published(folder: Path) -> Iterator[MeasuredOperator]:
 
 def published_files(folder: Path) -> list[Path]:
     """The known files in a folder, in the order in which they are read."""
-    found = [folder / name for name in _READERS if (folder / name).exists()]
-    if not found:
+    files = [folder / name for name in _READERS if (folder / name).exists()]
+    if not files:
         raise InputError(f"data: {folder} has none of {', '.join(_READERS)}")
-    return found
+    return files
 
 
 def _rows(
     path: Path, group: Callable[[Mapping[str, str]], object], most: int = _MOST
 ) -> Iterator[dict[str, str]]:
-    """Of each group about so many rows, chosen by a hash of the row, so always the same."""
+    """Read about so many rows of each group, chosen by a hash of the row, so always the same."""
     with gzip.open(path, "rt", newline="") as file:
         rows = list(csv.DictReader(file))
     sizes: dict[object, int] = {}
@@ -69,9 +69,9 @@ def _read_ets(path: Path, device: str) -> Iterator[MeasuredOperator]:
         if maker is None:
             continue
         dtype = {"fp32": "float32", "fp16": "float16"}[row["dtype"]]
-        made = maker(json.loads(row["shape"]), dtype)
-        if made is not None:
-            yield MeasuredOperator.of(*made, device, float(row["device_s"]))
+        call = maker(json.loads(row["shape"]), dtype)
+        if call is not None:
+            yield MeasuredOperator.of(*call, device, float(row["device_s"]))
 
 
 def _convolution(shape: Mapping[str, Any], dtype: str, *, backward: bool) -> Made | None:
@@ -216,9 +216,9 @@ _ETS_CALLS: dict[tuple[str, str], Callable[[Mapping[str, Any], str], Made | None
 
 def _read_neusight(path: Path) -> Iterator[MeasuredOperator]:
     for row in _rows(path, lambda row: (row["op"], row["device"])):
-        made = _neusight_call(row)
-        if made is not None:
-            yield MeasuredOperator.of(*made, row["device"], float(row["latency_s"]))
+        call = _neusight_call(row)
+        if call is not None:
+            yield MeasuredOperator.of(*call, row["device"], float(row["latency_s"]))
 
 
 def _neusight_call(row: Mapping[str, str]) -> Made | None:
@@ -268,9 +268,9 @@ def _neusight_call(row: Mapping[str, str]) -> Made | None:
 def _read_products(path: Path) -> Iterator[MeasuredOperator]:
     """Linear layers. Frameworks take turns: kernels differ, and two boards of one kind."""
     for row in _rows(path, lambda row: (row["device"], row["dtype"], row["framework"]), _MOST_OF_GRID):
-        made = product_call(row)
-        if made is not None:
-            yield MeasuredOperator.of(*made, row["device"], float(row["latency_s"]))
+        call = product_call(row)
+        if call is not None:
+            yield MeasuredOperator.of(*call, row["device"], float(row["latency_s"]))
 
 
 def product_call(row: Mapping[str, str]) -> Made | None:
@@ -321,8 +321,8 @@ def _read_attention(path: Path) -> Iterator[MeasuredOperator]:
         )
         library = "flash" if row["kernel"] == "vllm_flash_attn" else "cudnn"
         name = f"_scaled_dot_product_{library}_attention"
-        made = name, (query, key, key), (query,), {"is_causal": True}
-        yield MeasuredOperator.of(*made, row["device"], float(row["latency_s"]))
+        call = name, (query, key, key), (query,), {"is_causal": True}
+        yield MeasuredOperator.of(*call, row["device"], float(row["latency_s"]))
 
 
 _FP8 = "float8_e4m3fn"

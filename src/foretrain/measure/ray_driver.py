@@ -23,7 +23,7 @@ otherwise waits 12 s at the end of each training."""
 
 
 def run(task: WorkerTask) -> dict[str, Any]:
-    """One cell as one TorchTrainer run, which the loss of a worker or a node fails."""
+    """Run a cell as one TorchTrainer run, which the loss of a worker or a node fails."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -68,7 +68,7 @@ def _check_resources(task: WorkerTask, on_gpu: bool) -> None:
 
 
 def _loop(config: dict[str, str]) -> str:
-    """What each Ray worker runs; Ray has made the process group."""
+    """Measure in a Ray worker; Ray has made the process group."""
     import ray.train
 
     from foretrain.measure.worker import measure, pin
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def _nodes() -> set[str]:
-    """Those that are alive."""
+    """List the nodes that are alive."""
     import ray
 
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}

@@ -139,7 +139,7 @@ def spans(series: Series, name: str, threshold: float = THRESHOLD) -> list[UseSp
 
 
 def _figures(series: Series, name: str, threshold: float) -> tuple[float, float, float]:
-    """As ``FIGURES`` names them."""
+    """Compute the figures that ``FIGURES`` names."""
     stretches = spans(series, name, threshold)
     active = [span for span in stretches if span.active]
     idle_s = _mean(span.length_s for span in stretches if not span.active)
@@ -172,8 +172,8 @@ class Meter(Protocol):
 class CpuMeter:
     """This process on its cores: CPU time over cores and wall time; resident memory over the memory limit."""
 
-    def __init__(self, cores: int, memory_limit_bytes: float | None = None) -> None:
-        self._cores, self.limit_bytes = cores, memory_limit_bytes or memory_limit()
+    def __init__(self, cores: int) -> None:
+        self._cores, self.limit_bytes = cores, memory_limit()
         self._page = resource.getpagesize()
         self._last = time.process_time()
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, final
 
 from foretrain.errors import InputError
-from foretrain.files import append_lines, read_text, write_atomically
-from foretrain.job import read_lines
+from foretrain.files import append_lines, read_lines, read_text, write_atomically
 from foretrain.measure.summary import Progress, Summary
 
 Item = TypeVar("Item")
@@ -77,12 +76,12 @@ class Resumed(Generic[Item]):
 
 
 def failures_file(out: Path) -> Path:
-    """Where the failures of a measurement are written."""
+    """Name the file that the failures of a measurement are written to."""
     return out.with_name(f"{out.name.removesuffix('.jsonl')}.failures.jsonl")
 
 
 def last_failure(out: Path) -> str:
-    """What was wrong the last time that something could not be measured."""
+    """Say what was wrong the last time that something could not be measured."""
     path = failures_file(out)
     errors = [str(line.get("error")) for _, line in read_lines(path)] if path.is_file() else []
     return errors[-1].partition("\n")[0] if errors else "unknown"

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from foretrain.errors import InputError
+from foretrain.measure.calls import Call, builds, call_of, make_tensors
 from foretrain.measure.instances import Instance
-from foretrain.measure.replay import Call, builds, call_of, make_tensors
 
 aten = torch.ops.aten
 
 
 @builds("_cudnn_rnn", "_cudnn_rnn_backward")
 def _recurrence(instance: Instance, device: str) -> Call:
-    """Through the module, so that the weights lie in one buffer as they do in a model."""
+    """Go through the module, so that the weights lie in one buffer as they do in a model."""
     args, x_spec = instance.args, instance.inputs[0]
     kinds: dict[int, Any] = {2: torch.nn.LSTM, 3: torch.nn.GRU}
     if args.get("proj_size"):
@@ -64,7 +64,7 @@ def _embedding_bag(instance: Instance, device: str) -> Call:
 
 @builds("_embedding_bag_backward", "_embedding_bag_dense_backward")
 def _embedding_bag_backward(instance: Instance, device: str) -> Call:
-    """Through autograd: the forward pass runs once, its backward pass again and again."""
+    """Go through autograd: the forward pass runs once, its backward pass again and again."""
     gradient, index_spec = make_tensors(instance, device, 1)[0], instance.inputs[1]
     rows, mode = int(instance.args["num_weights"]), instance.args.get("mode", 0)
     weight = torch.randn(rows, gradient.shape[1], device=device, dtype=gradient.dtype, requires_grad=True)
@@ -76,13 +76,13 @@ def _embedding_bag_backward(instance: Instance, device: str) -> Call:
 
 
 def _even(bags: int, indices: int, device: str) -> torch.Tensor:
-    """Where each of so many bags of about one size begins."""
+    """Say where each of so many bags of about one size begins."""
     return torch.arange(bags, device=device) * indices // max(1, bags)
 
 
 @builds("_grouped_mm", "_scaled_grouped_mm")
 def _grouped_product(instance: Instance, device: str) -> Call:
-    """With as many rows for each expert."""
+    """Call a grouped product with as many rows for each expert."""
     tensors = make_tensors(instance, device)
     offsets = tensors[int(instance.args["offs"][1:])]
     groups, rows = len(offsets), _grouped_rows(instance)

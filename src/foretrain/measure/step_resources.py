@@ -17,7 +17,7 @@ import torch
 from foretrain.capture.keys import installed_versions
 from foretrain.duration import batch_loading_s
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.measure.activity import Activity, profiled, sampled
 from foretrain.measure.gpu_series import joined_series, link_rates, slowed_by
 from foretrain.measure.loading import PREFETCH, Feed, Loader, fed_input
@@ -25,6 +25,7 @@ from foretrain.measure.ops import machine
 from foretrain.measure.resources import THRESHOLD, CpuMeter, Sampler, Series, twelve_figures
 from foretrain.measure.steps import Stepper, check_machine, forget_jobs
 from foretrain.measure.watching import PERIOD_S, Watcher
+from foretrain.run import Run
 
 LINK = "pcie"
 """What ``network`` is in the figures of one GPU: its link to the host."""
@@ -32,7 +33,7 @@ LINK = "pcie"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What is watched: so long, and so many steps at least, after warming up."""
+    """Says what is watched: so long, and so many steps at least, after warming up."""
 
     seconds: float = 0.5
     steps: int = 3
@@ -104,20 +105,12 @@ class Session:
             "network": LINK,
             "network_shared_by": 1,
         }
-        loading: dict[str, Any] = {}
-        if feed is not None and loader is not None:
-            made = sorted(feed.made_in_s)
-            loading = {
-                "loader": loader.kind,
-                "loader_batch_bytes": feed.size_bytes,
-                "loader_made_in_s": [made[0], statistics.median(made), made[-1]],
-            }
         provenance = {
             "source": "foretrain measure steps --resources",
             **dict(installed_versions(self.job.workload.model)),
             **machine(self.device),
             "resources": resources,
-            **loading,
+            **_about_loading(loader, feed),
             **about,
             "held_before_bytes": self.held_before[0],
             "pace_s": step_s,
@@ -129,8 +122,8 @@ class Session:
     # Steps
 
     def _run(self, feed: Feed | None, enough: Callable[[list[float]], bool]) -> list[float]:
-        """When each step was over, in seconds since the epoch; on a GPU, which follows its host, the one
-        before it."""
+        """Run steps; returns when each was over, in seconds since the epoch; on a GPU, which follows its
+        host, the one before it."""
         stepper, marks = self._stepper, list[float]()
         before: torch.cuda.Event | None = None
         while not enough(marks):
@@ -267,3 +260,15 @@ def measure_resources(job: Job, *, device: str, watcher: Watcher, window: Window
         session = None
         if device == "cuda":
             forget_jobs()
+
+
+def _about_loading(loader: Loader | None, feed: Feed | None) -> dict[str, Any]:
+    """Say for the provenance of a run how its batches were made, where a loader made them."""
+    if loader is None or feed is None:
+        return {}
+    making_s = sorted(feed.made_in_s)
+    return {
+        "loader": loader.kind,
+        "loader_batch_bytes": feed.size_bytes,
+        "loader_made_in_s": [making_s[0], statistics.median(making_s), making_s[-1]],
+    }

@@ -24,18 +24,23 @@ from foretrain.capture.parallel.stacks import LEAST_BLOCKS
 from foretrain.capture.recomputing import recompute_layers
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.measure.models import autocast, compiled, real_model, real_optimizer
 from foretrain.measure.nvml import Gpu, gpu_count, same_gpu
 from foretrain.measure.ops import check_available, machine
-from foretrain.measure.replay import is_kernel
+from foretrain.measure.replay import busy_s, is_kernel
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
 from foretrain.measure.tasks import not_carried_out
+from foretrain.run import Run
 
 _WARM_UP_S, _WARM_UP_STEPS = 0.25, 3
 _FIRST_STEPS = 6
 """Of the warm-up, that are kept; later ones are as usual."""
+_LOAD_PERIOD_S = 0.1
+"""Between two samples of the use and power of the device."""
+_PHASED_STEPS, _ISSUED_STEPS = 5, 3
+"""Steps whose phases are timed, and steps whose issue by the host is."""
 
 
 _BEFORE_FIRST_STEP = """
@@ -206,7 +211,7 @@ def _recompute(module: torch.nn.Module, job: Job) -> None:
 def _measure(
     stepper: Stepper, device: str, seconds: float
 ) -> tuple[dict[str, float], dict[str, float], list[float]]:
-    """What was measured, how it spreads, and the time of each step of the warm-up."""
+    """Measure steps; returns the figures, how they spread, and the time of each step of the warm-up."""
     sync: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
     first_s = _warm_up(stepper, sync)
     if device == "cuda":
@@ -226,7 +231,7 @@ def _measure(
 
 
 def _warm_up(stepper: Stepper, sync: Callable[[], None]) -> list[float]:
-    """Seconds of each step."""
+    """Run steps until they are as usual; returns the seconds of each."""
     times: list[float] = []
     while len(times) < _WARM_UP_STEPS or sum(times) < _WARM_UP_S:
         begin = time.perf_counter()
@@ -251,16 +256,16 @@ def _timed_groups(stepper: Stepper, sync: Callable[[], None], seconds: float) ->
     return times
 
 
-def _phase_times(stepper: Stepper, repeats: int = 5) -> dict[str, float]:
-    """Each phase of a step that begins idle, from the last kernel of the one before to its own, by device
-    events; micro-batches are added up.
+def _phase_times(stepper: Stepper) -> dict[str, float]:
+    """Time each phase of a step that begins idle, from the last kernel of the one before to its own, by
+    device events; micro-batches are added up.
 
     The host runs ahead as it does in training, so what it hides behind earlier kernels is not counted twice.
     """
     passes = [name for name in stepper.phases() if name != "optimizer"] * stepper.accumulation
     order = [*passes, *([] if stepper.optimizer is None else ["optimizer"])]
     times: dict[str, list[float]] = {name: [] for name in order}
-    for _ in range(repeats):
+    for _ in range(_PHASED_STEPS):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(order) + 1)]
         torch.cuda.synchronize()
         marks[0].record()
@@ -269,34 +274,31 @@ def _phase_times(stepper: Stepper, repeats: int = 5) -> dict[str, float]:
             mark.record()
         torch.cuda.synchronize()
         took = [begin.elapsed_time(end) * 1e-3 for begin, end in itertools.pairwise(marks)]
-        for name, known in times.items():
-            known.append(sum(one for what, one in zip(order, took, strict=True) if what == name))
+        for name, totals in times.items():
+            totals.append(sum(time_s for phase, time_s in zip(order, took, strict=True) if phase == name))
     return {f"{name}_time_s": statistics.median(values) for name, values in times.items()}
 
 
 def _profile(stepper: Stepper) -> dict[str, float]:
-    """The union of the intervals in which a kernel, copy or fill ran, and their number, in one step."""
+    """Profile one step: how long a kernel, copy or fill ran, and their number."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     stepper()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=activities) as profile:
         stepper()
         torch.cuda.synchronize()
-    spans = sorted(
-        (event.start_ns(), event.start_ns() + event.duration_ns())
+    kernels = [
+        (event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
         for event in profile.profiler.kineto_results.events()
         if is_kernel(event)
-    )
-    busy, reached = 0, 0
-    for start, end in spans:
-        busy += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return {"device_busy_s": busy * 1e-9, "kernels": float(len(spans))}
+    ]
+    return {"device_busy_s": busy_s(kernels), "kernels": float(len(kernels))}
 
 
-def _host_issue(stepper: Stepper, sync: Callable[[], None], repeats: int = 3) -> float:
+def _host_issue(stepper: Stepper, sync: Callable[[], None]) -> float:
+    """Time how long the host takes to issue a step."""
     times = []
-    for _ in range(repeats):
+    for _ in range(_ISSUED_STEPS):
         sync()
         start = time.perf_counter()
         stepper()
@@ -306,8 +308,8 @@ def _host_issue(stepper: Stepper, sync: Callable[[], None], repeats: int = 3) ->
 
 
 @contextlib.contextmanager
-def _load(device: str, period_s: float = 0.1) -> Iterator[dict[str, float]]:
-    """Mean use and power of the device while the block runs; nothing where there is no NVML."""
+def _load(device: str) -> Iterator[dict[str, float]]:
+    """Sample mean use and power of the device while the block runs; nothing where there is no NVML."""
     result: dict[str, float] = {}
     if device != "cuda" or not gpu_count():
         yield result
@@ -316,7 +318,7 @@ def _load(device: str, period_s: float = 0.1) -> Iterator[dict[str, float]]:
     samples: list[tuple[float, float, float, float]] = []
 
     def sample() -> None:
-        while not stop.wait(period_s):
+        while not stop.wait(_LOAD_PERIOD_S):
             samples.append((gpu.utilization(), gpu.memory_held(), gpu.memory_busy(), gpu.power_w() or 0.0))
 
     thread = threading.Thread(target=sample, daemon=True)

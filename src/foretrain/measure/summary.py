@@ -11,7 +11,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a measurement did: measured, failed, known from before, left when time was up, not tried again."""
+    """Says what a measurement did: measured, failed, known from before, left when time was up, not tried
+    again."""
 
     measured: int
     failed: int

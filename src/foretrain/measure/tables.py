@@ -14,8 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from foretrain.errors import InputError, first_line, missing, unknown
-from foretrain.files import read_text
-from foretrain.job import read_lines
+from foretrain.files import read_lines, read_text
 from foretrain.measure.candidates import Candidates, operator_candidates, table_candidates
 from foretrain.measure.instances import FIELDS
 
@@ -70,7 +69,8 @@ class CandidateTable:
     def candidates(
         self, costs: Sequence[float], *, cost_column: str, features: str | None, log: bool, quadratic: bool
     ) -> Candidates:
-        """By the columns that ``features`` names, or else by every column of numbers but the cost."""
+        """Make candidates of the columns that ``features`` names, or else of every column of numbers but the
+        cost."""
         columns = {name: np.array(self.column(name)) for name in self._modelled(features, cost_column)}
         if log:
             for name, column in columns.items():

@@ -30,7 +30,8 @@ Sync = Literal["allreduce", "ps"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """How a cell is measured: warm-up steps, then timed steps for about ``seconds``, resources sampled."""
+    """Says how a cell is measured: warm-up steps, then timed steps for about ``seconds``, resources
+    sampled."""
 
     warmup: int = 2
     seconds: float = 2.0
@@ -57,7 +58,7 @@ class Protocol:
             raise invalid("threshold", self.threshold, "a share of the maximum, from 0 to less than 1")
 
     def steps(self, step_time_s: float) -> int:
-        """How many steps of this length to time."""
+        """Count the steps of this length to time."""
         return min(self.max_steps, max(self.min_steps, math.ceil(self.seconds / max(step_time_s, 1e-6))))
 
 
@@ -99,7 +100,7 @@ class WorkerTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one process measured; a server has no step times of its own."""
+    """Holds what one process measured; a server has no step times of its own."""
 
     role: Literal["worker", "server"]
     step_times_s: Sequence[float]

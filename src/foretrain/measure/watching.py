@@ -31,8 +31,7 @@ class Watcher:
     hardware counters since the sample before, where there are any.
     """
 
-    def __init__(self, index: int = 0, period_s: float = PERIOD_S) -> None:
-        self._index, self._period_s = index, period_s
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._samples: list[Sample] = []
         self._half = ""
@@ -45,8 +44,7 @@ class Watcher:
         self._file.touch()
         self._lines = self._file.open()
         command = [sys.executable, "-m", "foretrain.measure.watching"]
-        words = [*command, str(self._file), str(self._index), str(self._period_s)]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE)
+        self._process = subprocess.Popen([*command, str(self._file)], stdin=subprocess.PIPE)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,8 +81,11 @@ class Watcher:
 # The process
 
 
-def _readers(gpu: Gpu, period_s: float) -> dict[str, tuple[float, Callable[[], dict[str, Any] | None]]]:
-    """By kind: how often, and what is read."""
+Read = Callable[[], dict[str, Any] | None]
+
+
+def _readers(gpu: Gpu) -> dict[str, tuple[float, Read]]:
+    """List the readers of a GPU by kind, each with the seconds between two readings."""
 
     def use() -> dict[str, Any]:
         return {
@@ -98,21 +99,18 @@ def _readers(gpu: Gpu, period_s: float) -> dict[str, tuple[float, Callable[[], d
         received, sent = gpu.pcie_bytes_per_s(sent=False), gpu.pcie_bytes_per_s(sent=True)
         return None if received is None else {"received": received, "sent": sent}
 
-    readers: dict[str, tuple[float, Callable[[], dict[str, Any] | None]]] = {
-        "use": (period_s, use),
-        "pcie": (_PCIE_PERIOD_S, pcie),
-    }
+    readers: dict[str, tuple[float, Read]] = {"use": (PERIOD_S, use), "pcie": (_PCIE_PERIOD_S, pcie)}
     with contextlib.suppress(ForetrainError):
-        readers["counters"] = (2 * period_s, Counters(gpu).read)
+        readers["counters"] = (2 * PERIOD_S, Counters(gpu).read)
     return readers
 
 
-def main(file: str, index: int, period_s: float) -> None:
-    """Write samples until the standard input ends."""
-    gpu, writing, stop = Gpu(index), threading.Lock(), threading.Event()
+def main(file: str) -> None:
+    """Write samples of the first GPU until the standard input ends."""
+    gpu, writing, stop = Gpu(0), threading.Lock(), threading.Event()
     with Path(file).open("a") as lines:
 
-        def sample(kind: str, every_s: float, read: Callable[[], dict[str, Any] | None]) -> None:
+        def sample(kind: str, every_s: float, read: Read) -> None:
             due = time.time()
             while not stop.wait(max(0.0, due - time.time())):
                 begun = time.time()
@@ -127,9 +125,9 @@ def main(file: str, index: int, period_s: float) -> None:
                     lines.write(json.dumps(line) + "\n")
                     lines.flush()
 
-        readers = _readers(gpu, period_s)
         threads = [
-            threading.Thread(target=sample, args=(kind, *how), daemon=True) for kind, how in readers.items()
+            threading.Thread(target=sample, args=(kind, *how), daemon=True)
+            for kind, how in _readers(gpu).items()
         ]
         for thread in threads:
             thread.start()
@@ -140,4 +138,4 @@ def main(file: str, index: int, period_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    main(sys.argv[1])

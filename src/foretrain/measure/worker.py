@@ -124,8 +124,8 @@ def _measure_steps(
 
 
 def _steps_to_time(protocol: Protocol, part: Participant, warm_s: float, clock: Callable[[], float]) -> int:
-    """How many steps fill the time, by the last one of the warm-up; short steps are looked at again, as they
-    settle late."""
+    """Count the steps that fill the time, by the last one of the warm-up; short steps are looked at again, as
+    they settle late."""
     step_s = _slowest(warm_s)
     if step_s * protocol.min_steps < protocol.seconds:
         step_s = _slowest(statistics.median(_timed(part.step, protocol.min_steps, clock)))
@@ -211,7 +211,7 @@ def die_with_parent() -> None:
 
 
 def explain(error: BaseException) -> str:
-    """One line."""
+    """Put an error into one line."""
     text = " ".join(str(error).split())
     return text if isinstance(error, ForetrainError) else f"{type(error).__name__}: {text[:300]}"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from foretrain.api import job_of
 from foretrain.catalog import Catalog
 from foretrain.errors import invalid
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.launchers import Launch
 from foretrain.options import check_names, lists_options
 from foretrain.planner.clusters import Wanted
@@ -18,6 +18,7 @@ from foretrain.planner.goal import Goal, Objective
 from foretrain.planner.outcome import AxisStep, Nothing, Option, Plans
 from foretrain.planner.planning import Effort, make_plans
 from foretrain.planner.space import HELD
+from foretrain.run import Run
 from foretrain.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def plan(
     cached: bool = True,
     predictor: str | Path | Predictor | None = None,
     catalog: Catalog | str | Path | None = None,
-    listener: Callable[[SearchState], None] = lambda found: None,
+    listener: Callable[[SearchState], None] = lambda state: None,
     **options: Any,
 ) -> Plans:
     """The best plans of a training: which devices, how many of them, and how the model is spread over them.

@@ -16,7 +16,7 @@ DEGREES: tuple[Degree, ...] = get_args(Degree)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ability:
-    """What a target, a framework with its usual launcher, can run."""
+    """Lists what a target, a framework with its usual launcher, can run."""
 
     target: str
     framework: Framework
@@ -42,7 +42,7 @@ class Ability:
     """Why it lacks what it lacks, by degree."""
 
     def shards_in(self, pipeline: int) -> tuple[Shard, ...]:
-        """What may be sharded in a pipeline of so many stages."""
+        """List what may be sharded in a pipeline of so many stages."""
         return tuple(one for one in self.shards if pipeline == 1 or one not in self.without_pipeline)
 
 
@@ -167,7 +167,7 @@ _BY_FRAMEWORK: Mapping[Framework, str] = {"pytorch": "fsdp2", "adaptdl": "fsdp2"
 
 
 def ability_of(target: str | None, framework: Framework) -> Ability:
-    """Of a target by its name, else of the job's framework."""
+    """Find the abilities of a target by its name, else of the job's framework."""
     name = target or _BY_FRAMEWORK.get(framework, framework)
     if name == "pytorch":
         name = "fsdp2"

@@ -65,15 +65,15 @@ class Bounds:
 
     @classmethod
     def of(cls, layout: Layout, recomputes: Sequence[Recompute]) -> Bounds:
-        """From the layout of any plan of the cut that shards nothing."""
+        """Read the bounds off the layout of any plan of the cut that shards nothing."""
         job, graph = layout.job, layout.graph
         everything = Stage(index=0, chunks=(blocks(graph),))
         ranks = job.cluster.world_size if job.trains else 1
         times = {one: _times(_recomputing(layout, one)) for one in recomputes}
         return cls(
             job=job,
-            passes_s={one: found[0] for one, found in times.items()},
-            through_s={one: found[1] for one, found in times.items()},
+            passes_s={one: both[0] for one, both in times.items()},
+            through_s={one: both[1] for one, both in times.items()},
             kept_bytes={one: _kept_bytes(_recomputing(layout, one)) for one in recomputes},
             layers=0 if graph.stack is None else graph.stack.layers,
             parameters=held(job, everything, 0),
@@ -85,8 +85,8 @@ class Bounds:
         )
 
     def least_s(self, plan: Plan) -> float:
-        """Of a step: the busiest stage works on every micro-batch for its part of the passes or more, and the
-        first and the last of them go through all other stages by themselves."""
+        """Bound the time of a step from below: the busiest stage works on every micro-batch for its part of
+        the passes or more, and the first and the last of them go through all other stages by themselves."""
         stage_s = self.passes_s[plan.recompute] / plan.pipeline * model_copies(plan)
         chunks = plan.virtual_stages or (1 if plan.schedule in ("gpipe", "1f1b") else _MOST_CHUNKS)
         others_s = max(0.0, self.through_s[plan.recompute] - stage_s)
@@ -95,9 +95,9 @@ class Bounds:
         return (passes * stage_s + filling_s) * self.straggling * _ROUNDING
 
     def least_bytes(self, plan: Plan) -> float:
-        """Of the fullest rank, by the mean of all stages: weights, gradients and optimizer state, and what
-        layers keep of the micro-batches that are under way. Of stages on groups that differ nobody knows
-        which have most layers: each keeps one micro-batch at least."""
+        """Bound the memory of the fullest rank from below, by the mean of all stages: weights, gradients and
+        optimizer state, and what layers keep of the micro-batches that are under way. Of stages on groups
+        that differ nobody knows which have most layers: each keeps one micro-batch at least."""
         job = dataclasses.replace(self.job, plan=plan)
         copies = model_copies(plan)
         together = (plan.data or 1) * plan.context * copies
@@ -121,8 +121,8 @@ class Bounds:
         return (states + under_way * kept * self.layers) / stages * _ROUNDING
 
     def least_of_all_bytes(self, *, offload: bool) -> float:
-        """Of a rank under any plan of any cut: weights, gradients and optimizer state of the whole model, as
-        if all of them were dealt out over all devices."""
+        """Bound the memory of a rank under any plan of any cut: weights, gradients and optimizer state of the
+        whole model, as if all of them were dealt out over all devices."""
         plan = self.job.plan
         held, trained = (
             one.dense * plan.tensor + one.experts * plan.expert * self.job.expert_tensor
@@ -145,8 +145,8 @@ def _recomputing(layout: Layout, recompute: Recompute) -> Layout:
 
 
 def _times(layout: Layout) -> tuple[float, float]:
-    """Of a micro-batch: as many times what the busiest stage takes at least as there are stages, and what it
-    takes through all of them; on device and host, the longer one."""
+    """Time a micro-batch: as many times what the busiest stage takes at least as there are stages, and what
+    it takes through all of them; on device and host, the longer one."""
     groups = range(len(layout.by_group) or 1)
     whole = tuple(Stage(index=i, chunks=(blocks(layout.graph),), group=i) for i in groups)
     passes = passes_by_kind(dataclasses.replace(layout, stages=whole))
@@ -154,17 +154,17 @@ def _times(layout: Layout) -> tuple[float, float]:
         [[one.span for one in passes[kind_of(layout, stage, block)]] for block in stage.blocks]
         for stage in whole
     ]
-    found = []
+    both = []
     for name in ("device_s", "host_s"):
         seconds = np.array([[sum(getattr(span, name) for span in own) for own in group] for group in spans])
-        found.append((_busiest_s(layout, seconds), float(seconds.min(axis=0).sum())))
-    return max(busiest for busiest, _ in found), max(through for _, through in found)
+        both.append((_busiest_s(layout, seconds), float(seconds.min(axis=0).sum())))
+    return max(busiest for busiest, _ in both), max(through for _, through in both)
 
 
 def _busiest_s(layout: Layout, seconds: Column) -> float:
-    """Of stages on these groups, by the seconds that each takes for each block: however blocks are dealt out,
-    one of the stages takes as long as all would if each had work by its speed and no block were slower on its
-    group beside others than the rest."""
+    """Time the busiest of the stages on these groups, by the seconds that each takes for each block: however
+    blocks are dealt out, one of the stages takes as long as all would if each had work by its speed and no
+    block were slower on its group beside others than the rest."""
     if len(seconds) == 1:
         return float(seconds.sum())
     work = seconds.mean(axis=0)

@@ -39,7 +39,7 @@ def remembered(
     *,
     wanted: bool,
 ) -> SearchState:
-    """What ``make`` finds, or found before."""
+    """Make a search with ``make``, or read what it found before."""
     if not wanted:
         return make()
     try:
@@ -48,11 +48,11 @@ def remembered(
         return make()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return _read(parse_json(path.read_text()), spaces)
-    found = make()
+    state = make()
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(_document(found)))
-    return found
+        write_atomically(path, json.dumps(_document(state)))
+    return state
 
 
 def _key(predictor: Predictor, spaces: Sequence[Space], asked: Mapping[str, Any]) -> str:
@@ -92,7 +92,7 @@ def _stamp(space: Space) -> str:
 
 
 def _state(predictor: Predictor) -> Any:
-    """What it has learned; what comes with foretrain is part of its code."""
+    """Identify what a predictor has learned; what comes with foretrain is part of its code."""
     if predictor.records_ == "shipped":
         return predictor.name
     portable = Portable.of_learned(predictor)
@@ -105,11 +105,11 @@ def _code() -> list[Any]:
     """This version of foretrain, with the newest of its files, and the libraries that models come from."""
     root = Path(foretrain.__file__).parent
     newest = max(path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file())
-    found = []
+    versions = []
     for library in ("foretrain", "torch", "transformers", "timm", "torchvision"):
         with contextlib.suppress(PackageNotFoundError):
-            found.append([library, version(library)])
-    return [newest, found]
+            versions.append([library, version(library)])
+    return [newest, versions]
 
 
 # On disk
@@ -166,8 +166,8 @@ def _read(document: Any, spaces: Sequence[Space]) -> SearchState:
     return SearchState(clusters=clusters, refused=Counter(document["refused"]), **counts)
 
 
-def _made_rating(one: Any) -> Rating:
-    return Rating(plan=_made_plan(one["plan"]), time_s=one["time_s"], chance=one["chance"])
+def _made_rating(document: Any) -> Rating:
+    return Rating(plan=_made_plan(document["plan"]), time_s=document["time_s"], chance=document["chance"])
 
 
 def _made_plan(fields: dict[str, Any]) -> Plan:

@@ -40,14 +40,14 @@ def drawn_s(predictor: Predictor, forecasts: Sequence[Forecast]) -> Column:
 
 
 def covariance(predictor: Predictor, forecasts: Sequence[Forecast]) -> tuple[Column, Column]:
-    """Of the logarithms of the times: how they vary together, and their means."""
+    """Say how the logarithms of the times vary together, and give their means."""
     deviations = _deviations(predictor, forecasts)
     together: Column = deviations @ deviations.T + OWN**2 * np.eye(len(forecasts))
     return together, np.log([forecast["step_time_s"].median for forecast in forecasts])
 
 
 def _deviations(predictor: Predictor, forecasts: Sequence[Forecast]) -> Column:
-    """Of each forecast by each part."""
+    """Tabulate the deviations of each forecast by each part."""
     parts = [_parts(predictor, forecast) for forecast in forecasts]
     names = sorted({name for one in parts for name in one})
     return np.array([[one.get(name, 0.0) for name in names] for one in parts])
@@ -68,14 +68,14 @@ NEARLY = 0.03
 
 
 def first_is_best(times_s: Column, factors: Sequence[float], within: float = 0.0) -> float:
-    """How often the first column is the smallest, or ``within`` such a share of it; each multiplied by its
-    factor (a price, say)."""
+    """Count how often the first column is the smallest, or ``within`` such a share of it; each multiplied by
+    its factor (a price, say)."""
     values = times_s * np.asarray(factors)
     return float(np.mean(values[:, 0] <= values.min(axis=1) * (1.0 + within)))
 
 
 def of_the_best(times_s: Column) -> Estimate:
-    """Of the smallest column, whichever that is."""
+    """Estimate the smallest column, whichever that is."""
     smallest = times_s.min(axis=1)
     low_95, low, high, high_95 = (float(one) for one in np.quantile(smallest, SHARES))
     return Estimate(float(np.median(smallest)), low, high, low_95, high_95)

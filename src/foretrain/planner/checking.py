@@ -23,7 +23,7 @@ _USUAL_FITS = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """What a training must keep within."""
+    """Says what a training must keep within."""
 
     max_time_s: float | None = None
     """Of the whole training."""
@@ -45,7 +45,7 @@ class JobLimits:
         self.goal()  # checks the probabilities
 
     def goal(self) -> Goal:
-        """The same as a planner is asked for it."""
+        """Make the goal with which a planner keeps within these limits."""
         fits = _USUAL_FITS if self.fits is None else self.fits
         return Goal(deadline_s=self.max_time_s, budget=self.max_cost, fits=fits, risk=self.risk)
 
@@ -97,7 +97,7 @@ class JobCheck:
 
     @functools.cached_property
     def verdicts(self) -> tuple[LimitVerdict, ...]:
-        """One for each limit; never empty, but where nothing is asked and memory is not forecast."""
+        """Judge each limit; never empty, but where nothing is asked and memory is not forecast."""
         return tuple(self._verdicts())
 
     @property

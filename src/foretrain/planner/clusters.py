@@ -18,7 +18,7 @@ _KEPT = ("storage_bandwidth", "node_mtbf", "restart_time", "host", "power_limit"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which clusters are looked at; the job's own where nothing is said."""
+    """Says which clusters are looked at; the job's own where nothing is said."""
 
     kinds: tuple[str, ...] = ()
     """Devices or nodes of the catalogue."""
@@ -70,8 +70,8 @@ def clusters_of(job: Job, wanted: Wanted, catalog: Catalog) -> list[Cluster]:
 
 
 def in_other_order(cluster: Cluster, catalog: Catalog) -> Cluster | None:
-    """The same groups, the last one first, as stages of a pipeline may lie on them; None where that is the
-    same."""
+    """Turn the groups round, the last one first, as stages of a pipeline may lie on them; None where that is
+    the same."""
     section = cluster.to_dict()
     if len(cluster.distinct_groups) == 1:
         return None
@@ -125,7 +125,8 @@ def _usual(job: Job, catalog: Catalog) -> int:
 
 
 def _counts(job: Job, wanted: Wanted, in_node: int) -> list[int]:
-    """As they are given; else powers of two, the nodes of a kind, and the job's own number."""
+    """List the numbers of devices: as they are given; else powers of two, the nodes of a kind, and the job's
+    own number."""
     if wanted.counts:
         return sorted(dict.fromkeys(wanted.counts))
     own = job.cluster.world_size

@@ -52,7 +52,7 @@ class Curve:
 
 
 def curves(plans: Plans) -> tuple[Curve, ...]:
-    """Of each kind of device that was looked at in several numbers."""
+    """Draw a curve of each kind of device that was looked at in several numbers."""
     by_kind: dict[str, list[Option]] = {}
     for one in plans.by_cluster:
         if isinstance(one, Option) and len(one.job.cluster.groups) == 1:
@@ -80,7 +80,7 @@ class ManyRuns:
 
     @property
     def time_s(self) -> Estimate:
-        """Until the last has ended."""
+        """Time all runs, until the last has ended."""
         return self.option.time_s * float(self.waves)
 
     @property
@@ -109,8 +109,8 @@ class ManyRuns:
 
 
 def many_runs(plans: Plans, runs: int, pool: int) -> list[ManyRuns]:
-    """Ways to make so many runs with a pool of devices, in parallel and in turn, the best by the goal first;
-    limits are those of all runs together."""
+    """List ways to make so many runs with a pool of devices, in parallel and in turn, the best by the goal
+    first; limits are those of all runs together."""
     ways = [
         ManyRuns(option=option, runs=runs, at_once=min(runs, max(1, pool // option.devices)), goal=plans.goal)
         for option in _on_clusters(plans.by_cluster)

@@ -45,7 +45,8 @@ class Facts:
 
 
 def layer_names(workload: Workload) -> list[str]:
-    """What the configuration of a model, or that of its type, calls the number of its layers."""
+    """List the names by which the configuration of a model, or that of its type, calls the number of its
+    layers."""
     config, kind = workload.model.config or {}, workload.model.model_type
     own = [name for name in _LAYERS if name in config]
     return own or [name for name in _LAYERS if kind is not None and name in _defaults(kind)][:1]
@@ -53,7 +54,7 @@ def layer_names(workload: Workload) -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _defaults(kind: str) -> Mapping[str, Any]:
-    """What transformers takes for a type where its configuration does not say; empty where it is not
+    """Read what transformers takes for a type where its configuration does not say; empty where it is not
     installed or does not know the type. Kept on disk, as importing the library takes seconds."""
     try:
         path = cache_folder() / "facts" / f"{kind}-{version('transformers')}.json"
@@ -64,13 +65,15 @@ def _defaults(kind: str) -> Mapping[str, Any]:
     from transformers import CONFIG_MAPPING
 
     whole = CONFIG_MAPPING[kind]().to_dict() if kind in CONFIG_MAPPING else {}
-    found = {name: whole[name] for name in (*_LAYERS, *_HEADS, *_EXPERTS) if isinstance(whole.get(name), int)}
+    defaults = {
+        name: whole[name] for name in (*_LAYERS, *_HEADS, *_EXPERTS) if isinstance(whole.get(name), int)
+    }
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(found))
-    return found
+        write_atomically(path, json.dumps(defaults))
+    return defaults
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    found = (config[name] for name in names if isinstance(config.get(name), int))
-    return next((value for value in found if value > 0), None)
+    values = (config[name] for name in names if isinstance(config.get(name), int))
+    return next((value for value in values if value > 0), None)

@@ -44,5 +44,5 @@ class Goal:
     def check_length(self, *, has_length: bool) -> None:
         """Refuse limits on a training whose length is not known."""
         if self.is_limited and not has_length:
-            what = "deadline" if self.deadline_s is not None else "budget"
-            raise InputError(f"{what}: of a whole training; give its steps, or its samples and epochs")
+            limit = "deadline" if self.deadline_s is not None else "budget"
+            raise InputError(f"{limit}: of a whole training; give its steps, or its samples and epochs")

@@ -48,19 +48,19 @@ class Largest:
         }
 
 
-def largest(what: str, job: Job, planned: Planned, devices: int | None = None) -> Largest:
-    """By doubling and halving what is asked for; a batch is one that a step takes without adding up the
-    gradients of several micro-batches, in multiples of the ``devices`` that are planned for: the job's own
-    where nothing is said."""
-    if what not in WHAT:
-        raise unknown("largest", what, WHAT)
-    if what == "model":
+def largest(quantity: str, job: Job, planned: Planned, devices: int | None = None) -> Largest:
+    """Find the largest by doubling and halving what is asked for; a batch is one that a step takes without
+    adding up the gradients of several micro-batches, in multiples of the ``devices`` that are planned for:
+    the job's own where nothing is said."""
+    if quantity not in WHAT:
+        raise unknown("largest", quantity, WHAT)
+    if quantity == "model":
         return _model(job, planned)
-    step, start, change = _scale(what, job, devices or job.cluster.world_size)
-    held = {"accumulation": (1,)} if what == "batch" else {}
+    step, start, change = _scale(quantity, job, devices or job.cluster.world_size)
+    held = {"accumulation": (1,)} if quantity == "batch" else {}
 
     def tried(value: int) -> tuple[Option | None, str]:
-        tell(f"{what} {value:,}")
+        tell(f"{quantity} {value:,}")
         try:
             plans = planned(change(value), held)
         except ForetrainError as error:
@@ -82,15 +82,15 @@ def largest(what: str, job: Job, planned: Planned, devices: int | None = None) -
             high, why = middle, reason
         else:
             low, fitting = middle, option
-    return Largest(what=what, value=low * step, option=fitting, next_value=high * step, why=why)
+    return Largest(what=quantity, value=low * step, option=fitting, next_value=high * step, why=why)
 
 
-def _scale(what: str, job: Job, devices: int) -> tuple[int, int, Callable[[int], Job]]:
+def _scale(quantity: str, job: Job, devices: int) -> tuple[int, int, Callable[[int], Job]]:
     """The unit that a size is counted in, where it begins, and the job of another size."""
     training, facts = job.workload.training, Facts.of(job.workload)
-    if what == "batch":
+    if quantity == "batch":
         return devices, devices, lambda value: _with_training(job, global_batch=value)
-    if what == "sequence":
+    if quantity == "sequence":
         if training.sequence is None:
             raise InputError("largest: 'sequence', but the job has no training.sequence")
         return _TOKENS, training.sequence, lambda value: _longer(job, value)
@@ -108,7 +108,7 @@ def _with_training(job: Job, **fields: Any) -> Job:
 
 
 def _longer(job: Job, sequence: int) -> Job:
-    """With positions for so many tokens, where the model has a table or a limit of them."""
+    """Give the model positions for so many tokens, where it has a table or a limit of them."""
     longer = _with_training(job, sequence=sequence)
     config = longer.workload.model.config
     known = None if config is None else config.get("max_position_embeddings")
@@ -138,7 +138,7 @@ def _with_config(job: Job, **changes: Any) -> Job:
 
 
 def _model(job: Job, planned: Planned) -> Largest:
-    """Of the presets of the same type, the one with most parameters."""
+    """Find, of the presets of the same type, the one with most parameters."""
     largest_model: tuple[str, Option] | None = None
     next_name, why = None, ""
     for name, larger in _presets(job):

@@ -35,8 +35,8 @@ def check_launchable(target: str) -> None:
 
 
 def unlaunchable(job: Job, target: str) -> str:
-    """What of a plan its framework has no word for; empty where there is nothing. A model that it does not
-    know is another matter: no plan changes that."""
+    """Say what of a plan its framework has no word for; empty where there is nothing. A model that it does
+    not know is another matter: no plan changes that."""
     why = refusal(job, target) if target in TARGETS else ""
     return why if why.startswith("plan.") else ""
 

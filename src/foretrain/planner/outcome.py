@@ -85,7 +85,7 @@ class Option:
 
     @property
     def misses(self) -> tuple[str, ...]:
-        """What of the goal it does not keep within."""
+        """Name the limits of the goal that it does not keep within."""
         missed = []
         if self.late is not None and self.late > self.goal.risk:
             missed.append("deadline")
@@ -95,7 +95,7 @@ class Option:
 
     @property
     def excess(self) -> float:
-        """How far time or cost is above what they may be, as a share; 0 where the goal is kept."""
+        """Say how far time or cost is above what they may be, as a share; 0 where the goal is kept."""
         goal, cost = self.goal, self.cost
         ratios = [0.0]
         if "deadline" in self.misses and goal.deadline_s is not None:
@@ -106,7 +106,7 @@ class Option:
 
     @functools.cached_property
     def value(self) -> float:
-        """What the objective counts; infinite where it is not known."""
+        """Give the figure that the objective counts; infinite where it is not known."""
         kinds = {"time": self.time_s, "cost": self.cost, "energy": self.energy_j}
         estimate = kinds[self.goal.objective]
         return float("inf") if estimate is None else estimate.median
@@ -229,8 +229,8 @@ class Plans(Sequence[Option]):
     @property
     def front(self) -> tuple[Option, ...]:
         """Options that no other beats in time, cost and energy together, the fastest first."""
-        found = [one for one in self._all if not any(_beats(other, one) for other in self._all)]
-        return tuple(sorted(found, key=lambda option: option.time_s.median))
+        unbeaten = [one for one in self._all if not any(_beats(other, one) for other in self._all)]
+        return tuple(sorted(unbeaten, key=lambda option: option.time_s.median))
 
     @property
     def _all(self) -> list[Option]:

@@ -49,7 +49,7 @@ _UNSAID_PRECISION = "precision fp32"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How a search is run."""
+    """Says how a search is run."""
 
     seconds: float | None = None
     """After which it ends with what it has."""
@@ -203,15 +203,15 @@ def _forecast(
     return options, by_cluster
 
 
-def _fitting(predictor: Predictor, one: OnCluster, goal: Goal) -> Iterator[Option]:
+def _fitting(predictor: Predictor, on_cluster: OnCluster, goal: Goal) -> Iterator[Option]:
     """Plans of a cluster that fit by a whole forecast, the fastest first."""
-    space = one.space
-    for rating in sorted([*one.best, *one.doubtful[:_DOUBTFUL]], key=order):
+    space = on_cluster.space
+    for rating in sorted([*on_cluster.best, *on_cluster.doubtful[:_DOUBTFUL]], key=order):
         job, target = space.job_with(rating.plan), space.ability.target
         if unlaunchable(job, target):
             job = _spelled_out(predictor, job)
             if why := unlaunchable(job, target):
-                one.unlaunchable = why
+                on_cluster.unlaunchable = why
                 continue
         try:
             forecast = predictor.predict(job)
@@ -222,7 +222,7 @@ def _fitting(predictor: Predictor, one: OnCluster, goal: Goal) -> Iterator[Optio
 
 
 def _spelled_out(predictor: Predictor, job: Job) -> Job:
-    """With the layers of each chunk of a pipeline in so many words, where they do not divide."""
+    """Spell out the layers of each chunk of a pipeline, where they do not divide."""
     plan, layers = job.plan, Facts.of(job.workload).layers or 0
     if plan.pipeline == 1 or plan.stages is not None or not isinstance(predictor, RatingPredictor):
         return job
@@ -239,8 +239,9 @@ def fits(forecast: Forecast, goal: Goal) -> bool:
 
 
 def _order(option: Option) -> tuple[float, float, float, float, int]:
-    """What keeps within the goal comes first, the best by the objective before the others; of what does not,
-    what comes nearest to it. Of those that are as fast in the figures that are shown, the cheaper one."""
+    """Order options: what keeps within the goal comes first, the best by the objective before the others; of
+    what does not, what comes nearest to it. Of those that are as fast in the figures that are shown, the
+    cheaper one."""
     value, cost = option.value, math.inf
     if option.goal.objective == "time":
         value = float(f"{value:.{_SHOWN_DIGITS}g}")
@@ -248,21 +249,21 @@ def _order(option: Option) -> tuple[float, float, float, float, int]:
     return option.excess, value, cost, option.time_s.median, option.devices
 
 
-def nothing_on(one: OnCluster) -> Nothing:
+def nothing_on(on_cluster: OnCluster) -> Nothing:
     """Why a cluster has no plan."""
-    cluster = one.space.job.cluster
-    if one.best and one.unlaunchable:
-        return Nothing(job=one.space.job, need=None, leanest=None, why=one.unlaunchable)
-    if one.cuts and not one.tried:
+    cluster = on_cluster.space.job.cluster
+    if on_cluster.best and on_cluster.unlaunchable:
+        return Nothing(job=on_cluster.space.job, need=None, leanest=None, why=on_cluster.unlaunchable)
+    if on_cluster.cuts and not on_cluster.tried:
         why = "time was up before a plan was looked at"
-        return Nothing(job=one.space.job, need=None, leanest=None, why=why)
-    if one.least is None:
-        reason = one.untraced or next(iter(one.space.refused), "no plan is legal")
-        return Nothing(job=one.space.job, need=None, leanest=None, why=reason)
-    need, plan = one.least
+        return Nothing(job=on_cluster.space.job, need=None, leanest=None, why=why)
+    if on_cluster.least is None:
+        reason = on_cluster.untraced or next(iter(on_cluster.space.refused), "no plan is legal")
+        return Nothing(job=on_cluster.space.job, need=None, leanest=None, why=reason)
+    need, plan = on_cluster.least
     sizes = sorted({group.device.memory_bytes for group in cluster.groups})
     rooms = " or ".join(f"{size / 2**30:.0f} GiB" for size in sizes)
-    if one.hopeless:
+    if on_cluster.hopeless:
         words = "weights, gradients and optimizer state alone, dealt out over all devices, are more"
     else:
         words = (
@@ -270,7 +271,7 @@ def nothing_on(one: OnCluster) -> Nothing:
             if need > 1
             else ("the leanest plan fits with too small a chance")
         )
-    return Nothing(job=one.space.job, need=need, leanest=plan, why=f"{words} ({rooms} a device)")
+    return Nothing(job=on_cluster.space.job, need=need, leanest=plan, why=f"{words} ({rooms} a device)")
 
 
 def _certainty(predictor: Predictor, ranked: Sequence[Option], spaces: Sequence[Space]) -> dict[str, Any]:

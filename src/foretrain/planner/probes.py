@@ -8,7 +8,6 @@ the knowledge gradient (Frazier, Powell, Dayanik 2008).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -56,7 +55,7 @@ class Probe:
         }
 
 
-def probes(predictor: Predictor, plans: Plans, most: int = _MOST) -> list[Probe]:
+def probes(predictor: Predictor, plans: Plans) -> list[Probe]:
     """The runs that are worth while, the most telling first; none where the first option is sure enough."""
     options = [option for option in plans.options if not option.misses] or list(plans.options)
     if len(options) < 2:
@@ -64,7 +63,7 @@ def probes(predictor: Predictor, plans: Plans, most: int = _MOST) -> list[Probe]
     known, means = covariance(predictor, [option.forecast for option in options])
     values = means + np.log([option.value / option.step_time_s.median for option in options])
     chosen: list[Probe] = []
-    for _ in range(most):
+    for _ in range(_MOST):
         gains = [_gain(values, known, i) for i in range(len(options))]
         best = int(np.argmax(gains))
         if gains[best] < _WORTH:
@@ -75,14 +74,14 @@ def probes(predictor: Predictor, plans: Plans, most: int = _MOST) -> list[Probe]
 
 
 def _gain(means: Column, known: Column, i: int) -> float:
-    """By how much smaller the smallest mean is expected to be once option ``i`` is measured."""
+    """Say by how much smaller the smallest mean is expected to be once option ``i`` is measured."""
     spread = known[:, i] / np.sqrt(known[i, i] + _MEASURED**2)
     after = (means[:, None] + spread[:, None] * _OUTCOMES).min(axis=0)
     return float(means.min() - after.mean())
 
 
 def _after(known: Column, i: int) -> Column:
-    """What is left unknown when option ``i`` is measured."""
+    """Say what is left unknown when option ``i`` is measured."""
     remaining: Column = known - np.outer(known[:, i], known[i]) / (known[i, i] + _MEASURED**2)
     return remaining
 
@@ -93,8 +92,3 @@ def _probe(option: Option, number: int, gain: float) -> Probe:
     price = option.forecast.price_per_hour
     cost = None if price is None else price * time_s / SECONDS_PER_HOUR
     return Probe(option=option, number=number, time_s=time_s, cost=cost, gain=gain)
-
-
-def total_cost(chosen: Sequence[Probe]) -> float | None:
-    costs = [probe.cost for probe in chosen]
-    return None if None in costs else sum(cost for cost in costs if cost is not None)

@@ -27,7 +27,7 @@ _DOUBTFUL = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rating:
-    """What a plan comes to by the predictor's median."""
+    """Says what a plan comes to by the predictor's median."""
 
     plan: Plan
     time_s: float
@@ -171,7 +171,7 @@ def _rate(predictor: RatingPredictor, space: Space, plan: Plan, limit_s: float, 
 
 
 def _bounds(predictor: RatingPredictor, space: Space, plan: Plan) -> Bounds:
-    """From a plan of the cut that shards nothing, keeps everything and deals layers out alike."""
+    """Make bounds of a plan of the cut that shards nothing, keeps everything and deals layers out alike."""
     plain = dataclasses.replace(
         plan,
         shard="none",
@@ -196,8 +196,8 @@ def _family(space: Space, plan: Plan) -> Family:
 
 
 def _usable_bytes(space: Space, plan: Plan | None = None) -> float:
-    """Of a device: of the smallest where all hold the same; else on average, as what does not fit there on
-    average does not fit."""
+    """Count the bytes that may be used of a device: of the smallest where all hold the same; else on average,
+    as what does not fit there on average does not fit."""
     groups = space.job.cluster.groups
     sizes = [usable_memory(space.job, group.device.memory_bytes) for group in groups]
     if plan is not None and plan.balance != "speed" and plan.pipeline == 1:
@@ -209,7 +209,7 @@ def _usable_bytes(space: Space, plan: Plan | None = None) -> float:
 def _by_forecasts(
     predictor: Predictor, space: Space, plans: Sequence[Plan], rated: Rated
 ) -> Iterator[Rating]:
-    """Of a predictor that does not look inside a step."""
+    """Rate plans by the forecasts of a predictor that does not look inside a step."""
     for plan in plans:
         rated.costed += 1
         try:

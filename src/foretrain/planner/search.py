@@ -34,7 +34,7 @@ Listener = Callable[["SearchState"], None]
 
 @dataclass(slots=True, kw_only=True)
 class OnCluster:
-    """What was found on one cluster."""
+    """Holds what was found on one cluster."""
 
     space: Space
     best: list[Rating] = field(default_factory=list)
@@ -67,7 +67,7 @@ class OnCluster:
 
     @property
     def limit_s(self) -> float:
-        """What a plan must beat to be kept."""
+        """Give the time that a plan must beat to be kept."""
         return self.best[-1].time_s if len(self.best) == KEPT else math.inf
 
     def add(self, cut: Cut, rated: Rated) -> None:
@@ -85,7 +85,7 @@ class OnCluster:
 
 @dataclass(slots=True, kw_only=True)
 class SearchState:
-    """What a search has come to."""
+    """Says what a search has come to."""
 
     clusters: list[OnCluster]
     considered: int = 0
@@ -106,7 +106,7 @@ class SearchState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SharedByCuts:
-    """What all cuts are asked with; other processes make the predictor once."""
+    """Holds what all cuts are asked with; other processes make the predictor once."""
 
     portable: Portable
     spaces: tuple[Space, ...]
@@ -127,11 +127,11 @@ def _rate(asked: _SharedByCuts, item: Item) -> list[tuple[int, Rated]]:
     """A cut on each cluster that has it."""
     cut, where = item
     predictor = _predictor(asked.portable)
-    found = []
+    rated_cuts = []
     for i, limit_s, offloads in where:
         space = dataclasses.replace(asked.spaces[i], offloads=offloads)
-        found.append((i, rate_cut(predictor, space, cut, most=KEPT, below_s=limit_s, risk=asked.risk)))
-    return found
+        rated_cuts.append((i, rate_cut(predictor, space, cut, most=KEPT, below_s=limit_s, risk=asked.risk)))
+    return rated_cuts
 
 
 def search(
@@ -183,20 +183,22 @@ def _as_they_are(searched: SearchState) -> bool:
 
 
 def _with_contexts(searched: SearchState) -> bool:
-    """Ranks that share a sequence, also a short one, on clusters where nothing fits."""
-    for one in searched.clusters:
-        if not one.best and not one.hopeless:
-            one.cuts = one.space.neighbours(contexts=True)
-    return any(cut not in one.tried for one in searched.clusters for cut in one.cuts if not one.best)
+    """Try ranks that share a sequence, also a short one, on clusters where nothing fits."""
+    for cluster in searched.clusters:
+        if not cluster.best and not cluster.hopeless:
+            cluster.cuts = cluster.space.neighbours(contexts=True)
+    return any(
+        cut not in cluster.tried for cluster in searched.clusters for cut in cluster.cuts if not cluster.best
+    )
 
 
 def _with_offload(searched: SearchState) -> bool:
-    """The optimizer on the host, on clusters where nothing fits."""
-    for one in searched.clusters:
-        if not one.best and one.space.ability.offloads and one.space.job.trains:
-            one.space = dataclasses.replace(one.space, offloads=True)
-            one.tried, one.needs, one.hopeless = {}, {}, False
-    return any(not one.tried for one in searched.clusters)
+    """Try the optimizer on the host, on clusters where nothing fits."""
+    for cluster in searched.clusters:
+        if not cluster.best and cluster.space.ability.offloads and cluster.space.job.trains:
+            cluster.space = dataclasses.replace(cluster.space, offloads=True)
+            cluster.tried, cluster.needs, cluster.hopeless = {}, {}, False
+    return any(not cluster.tried for cluster in searched.clusters)
 
 
 def _rounds(
@@ -231,44 +233,46 @@ def _next(searched: SearchState, at_once: int, *, exhaustive: bool) -> list[Item
     plans must beat there."""
     promises: dict[Cut, float] = {}
     where: dict[Cut, dict[int, tuple[int, float, bool]]] = {}
-    for i, one in enumerate(searched.clusters):
-        for cut, promise in _promising(one, exhaustive=exhaustive):
+    for i, cluster in enumerate(searched.clusters):
+        for cut, promise in _promising(cluster, exhaustive=exhaustive):
             promises[cut] = min(promise, promises.get(cut, math.inf))
-            where.setdefault(cut, {})[i] = i, one.limit_s, one.space.offloads
+            where.setdefault(cut, {})[i] = i, cluster.limit_s, cluster.space.offloads
     chosen = heapq.nsmallest(at_once, promises, key=lambda cut: (promises[cut], cut))
     return [(cut, tuple(where[cut].values())) for cut in chosen]
 
 
-def _promising(one: OnCluster, *, exhaustive: bool) -> Iterator[tuple[Cut, float]]:
+def _promising(cluster: OnCluster, *, exhaustive: bool) -> Iterator[tuple[Cut, float]]:
     """Cuts to try on a cluster, with the time of the best known neighbour over that of the best plan: usual
     ones, then those next to what does well and leaner ones next to what would if it fitted, or all of them
     where they are few. Where nothing fits yet, those next to what comes nearest to it."""
-    left = one.cuts.keys() - one.tried.keys()
-    if not left or one.hopeless:
+    left = cluster.cuts.keys() - cluster.tried.keys()
+    if not left or cluster.hopeless:
         return
-    too_large = _too_large(one)
-    first = [cut for cut in one.first if cut in left and not too_large(cut)]
+    too_large = _too_large(cluster)
+    first = [cut for cut in cluster.first if cut in left and not too_large(cut)]
     if first:
         yield from ((cut, 0.0) for cut in first)
-    elif not one.best:
-        for cut, need in one.needs.items():
-            yield from ((other, need) for other in one.cuts[cut] if other in left and not too_large(other))
-    elif exhaustive or len(one.cuts) <= _FEW_CUTS:
+    elif not cluster.best:
+        for cut, need in cluster.needs.items():
+            yield from (
+                (other, need) for other in cluster.cuts[cut] if other in left and not too_large(other)
+            )
+    elif exhaustive or len(cluster.cuts) <= _FEW_CUTS:
         yield from ((cut, 1.0) for cut in left)
     else:
-        best = one.best[0]
-        for cut, time_s in one.tried.items():
+        best = cluster.best[0]
+        for cut, time_s in cluster.tried.items():
             if time_s <= (1.0 + _SLACK) * best.time_s:
-                yield from ((other, time_s / best.time_s) for other in one.cuts[cut] if other in left)
-            elif one.too_large.get(cut, math.inf) < best.least_s:
-                leaner = [other for other in one.cuts[cut] if other in left and other.is_leaner_than(cut)]
-                yield from ((other, one.too_large[cut] / best.least_s) for other in leaner)
+                yield from ((other, time_s / best.time_s) for other in cluster.cuts[cut] if other in left)
+            elif cluster.too_large.get(cut, math.inf) < best.least_s:
+                leaner = [other for other in cluster.cuts[cut] if other in left and other.is_leaner_than(cut)]
+                yield from ((other, cluster.too_large[cut] / best.least_s) for other in leaner)
 
 
-def _too_large(one: OnCluster) -> Callable[[Cut], bool]:
+def _too_large(cluster: OnCluster) -> Callable[[Cut], bool]:
     """Whether nothing fits of the same layers with a smaller micro-batch."""
     smallest: dict[Cut, int] = {}
-    for cut, need in one.needs.items():
+    for cut, need in cluster.needs.items():
         if need < math.inf:
             layers = dataclasses.replace(cut, micro_batch=1)
             smallest[layers] = min(cut.micro_batch, smallest.get(layers, cut.micro_batch))

@@ -45,7 +45,7 @@ _USUAL_SAMPLES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Cut:
-    """How the layers of a model are cut and what a rank handles at once: what its graph depends on."""
+    """Says how the layers of a model are cut and what a rank handles at once: what its graph depends on."""
 
     tensor: int = 1
     context: int = 1
@@ -115,7 +115,7 @@ class Space:
     # Cuts
 
     def cuts(self, *, contexts: bool = False) -> list[Cut]:
-        """All of them that divide what they must; ``contexts``: also of short sequences."""
+        """List all cuts that divide what they must; ``contexts``: also of short sequences."""
         all_cuts = [
             dataclasses.replace(layers, micro_batch=micro)
             for tensor in self._tensors()
@@ -129,27 +129,27 @@ class Space:
         return sorted(set(all_cuts))
 
     def neighbours(self, *, contexts: bool = False) -> dict[Cut, list[Cut]]:
-        """All cuts, each with those one step away."""
+        """List all cuts, each with those one step away."""
         cuts = self.cuts(contexts=contexts)
         silent = dataclasses.replace(self, refused=Counter())
         return neighbours(cuts, lambda cut: {samples for _, _, samples in silent._replicas(cut)})
 
     def first(self, cuts: Sequence[Cut]) -> list[Cut]:
-        """Those that a search begins with: layers uncut and cut over half a node, experts over a node, with
-        the micro-batch nearest to a usual one; and of the first of them the one without accumulation, which
-        is what a job is forecast with where nothing is planned."""
+        """List the cuts that a search begins with: layers uncut and cut over half a node, experts over a
+        node, with the micro-batch nearest to a usual one; and of the first of them the one without
+        accumulation, which is what a job is forecast with where nothing is planned."""
         in_node = min(group.devices_per_node for group in self.job.cluster.groups)
         micro = self._usual_micro_batch()
         usual = [
             Cut(tensor=tensor, expert=min(in_node, self.facts.experts or 1), micro_batch=micro)
             for tensor in (1, max(1, in_node // 2))
         ]
-        found = [min(cuts, key=lambda cut: _distance(cut, wanted)) for wanted in usual]
-        whole = self._without_accumulation(found[0])
-        return list(dict.fromkeys([*found, whole] if whole in cuts else found))
+        nearest = [min(cuts, key=lambda cut: _distance(cut, wanted)) for wanted in usual]
+        whole = self._without_accumulation(nearest[0])
+        return list(dict.fromkeys([*nearest, whole] if whole in cuts else nearest))
 
     def _without_accumulation(self, cut: Cut) -> Cut:
-        """The same with all samples of a replica at once, where each is a team of its own."""
+        """Let a replica handle all its samples at once, where each is a team of its own."""
         batch, world = self.job.workload.training.global_batch, self.job.cluster.world_size
         return dataclasses.replace(cut, micro_batch=batch * cut.tensor * cut.context // world)
 
@@ -280,7 +280,8 @@ class Space:
                     yield plan
 
     def _plan(self, cut: Cut, **fields: Any) -> Plan | None:
-        """With what the job's own plan says of all else; None where the two contradict each other."""
+        """Make a plan with what the job's own plan says of all else; None where the two contradict each
+        other."""
         kept: dict[str, Any] = {name: getattr(self.own, name) for name in _KEPT}
         deals_experts = self.facts.experts and "expert" in self.ability.degrees
         kept["expert_tensor"] = cut.expert_tensor if deals_experts else None
@@ -319,7 +320,7 @@ class Space:
                 )
 
     def _schedules(self, pipeline: int, passes: int) -> Iterator[tuple[Schedule, int | None]]:
-        """Ways to run a pipeline, with how many chunks a rank has where it has several."""
+        """List ways to run a pipeline, with how many chunks a rank has where it has several."""
         if pipeline == 1:
             yield "1f1b", None
             return
@@ -345,7 +346,7 @@ class Space:
                 yield schedule, None
 
     def _shardings(self, ranks: int, data: int, pipeline: int) -> Iterator[dict[str, Any]]:
-        """What is sharded among replicas, with copies of it and what stays gathered."""
+        """List what is sharded among replicas, with copies of it and what stays gathered."""
         if ranks == 1 or not self.job.trains:
             yield {"shard": "none"}
             return
@@ -357,7 +358,7 @@ class Space:
                     yield {"shard": shard, "replicate": replicate, "reshard": reshard}
 
     def _copies(self, data: int) -> Sequence[int]:
-        """Of a sharded model: one, or one on every node."""
+        """List the copies of a sharded model: one, or one on every node."""
         if "replicate" in self.allowed:
             return [copies for copies in self.allowed["replicate"] if data % copies == 0]
         nodes = self.job.cluster.nodes
@@ -365,7 +366,7 @@ class Space:
         return [copies for copies in wanted if copies < data or copies == 1]
 
     def balances(self, pipeline: int) -> Sequence[Any]:
-        """How a batch, or the layers of a pipeline, are dealt out to groups that differ."""
+        """List how a batch, or the layers of a pipeline, are dealt out to groups that differ."""
         if "balance" in self.allowed:
             return self.allowed["balance"]
         if not self.is_mixed:
@@ -399,7 +400,7 @@ def _teams_in(group: Group) -> Iterator[int]:
 
 
 def _distance(cut: Cut, other: Cut) -> tuple[float, Cut]:
-    """How often sizes have to be doubled or halved to come from one to the other."""
+    """Count how often sizes have to be doubled or halved to come from one to the other."""
     names = [one.name for one in dataclasses.fields(Cut)]
     return sum(abs(math.log2(getattr(cut, name) / getattr(other, name))) for name in names), cut
 
@@ -412,9 +413,9 @@ def _powers(most: int) -> list[int]:
 def neighbours(
     cuts: Sequence[Cut], samples: Callable[[Cut], Collection[int]] = lambda cut: ()
 ) -> dict[Cut, list[Cut]]:
-    """Of each cut those that are one step away: one of their sizes is the next larger or smaller one that
-    there is, or twice or half as large. With the ``samples`` that replicas of a cut may have, a micro-batch
-    is next to another of those that divide the same number of samples.
+    """List, of each cut, those that are one step away: one of their sizes is the next larger or smaller one
+    that there is, or twice or half as large. With the ``samples`` that replicas of a cut may have, a
+    micro-batch is next to another of those that divide the same number of samples.
 
     >>> [one.tensor for one in neighbours([Cut(tensor=n) for n in (1, 2, 8)])[Cut(tensor=2)]]
     [1, 8]

@@ -48,7 +48,7 @@ class Suggestion:
         }
 
 
-def suggestions(forecast: Forecast, predictor: Predictor, most: int = MOST) -> list[Suggestion]:
+def suggestions(forecast: Forecast, predictor: Predictor) -> list[Suggestion]:
     """The changes that help most, the best first; a job that may run out of memory may go on to."""
     job = forecast.job
     rate = forecast.quantities.get("samples_per_s")
@@ -66,7 +66,7 @@ def suggestions(forecast: Forecast, predictor: Predictor, most: int = MOST) -> l
         if gain >= _LEAST_GAIN and (other.out_of_memory_chance or 0.0) <= allowed:
             faster.append(Suggestion(change=change.words, fields=change.fields, faster=gain, forecast=other))
     faster.sort(key=lambda one: (one.changes_numbers, -one.faster))
-    return sorted(faster[: 2 * most], key=lambda one: -one.faster)[:most]
+    return sorted(faster[: 2 * MOST], key=lambda one: -one.faster)[:MOST]
 
 
 def _changes(job: Job) -> Iterator[JobChange]:

@@ -35,7 +35,8 @@ def names() -> tuple[str, ...]:
 
 
 def known() -> tuple[str, ...]:
-    """All that have a name: those that come with foretrain, and those that packages install."""
+    """List all predictors that have a name: those that come with foretrain, and those that packages
+    install."""
     from foretrain.predictors.plugins import installed
 
     return tuple(dict.fromkeys((*_WHERE, *installed())))
@@ -63,13 +64,13 @@ def class_of(name: str | Path) -> type[Predictor]:
     saved = _SAVED.fullmatch(str(name))
     if folder is None or saved is not None:
         return _class(saved["what"] if saved else str(name))
-    what = read_saved(folder)["predictor"]
-    if what not in known():
+    saved_name = read_saved(folder)["predictor"]
+    if saved_name not in known():
         raise InputError(
-            f"{folder / FILE}: a saved {what!r}, which neither comes with foretrain nor is installed; "
+            f"{folder / FILE}: a saved {saved_name!r}, which neither comes with foretrain nor is installed; "
             f"name its class as well: file.py:Class@{folder}"
         )
-    return _class(what)
+    return _class(saved_name)
 
 
 def is_name(word: str) -> bool:
@@ -85,7 +86,7 @@ def is_name(word: str) -> bool:
 
 
 def folder_of(name: str | Path) -> Path | None:
-    """Where a saved predictor lies; None for a new one.
+    """Name the folder of a saved predictor; None for a new one.
 
     >>> folder_of("ernest"), folder_of("mine.py:Mine@fitted/mine")
     (None, PosixPath('fitted/mine'))
@@ -99,23 +100,23 @@ def folder_of(name: str | Path) -> Path | None:
 
 
 def name_of_saved(name: str, folder: Path) -> str:
-    """What ``get`` takes for the predictor of this name, once it is saved in a folder.
+    """Write what ``get`` takes for the predictor of this name, once it is saved in a folder.
 
     >>> name_of_saved("ernest", Path("mine")), name_of_saved("ernest", Path("ernest"))
     ('mine', './ernest')
     """
     saved = _SAVED.fullmatch(name)
-    what = saved["what"] if saved else name
-    if ".py:" in what:
-        return f"{what}@{folder}"
+    unsaved = saved["what"] if saved else name
+    if ".py:" in unsaved:
+        return f"{unsaved}@{folder}"
     return f"./{folder}" if str(folder) in known() else str(folder)
 
 
 def _class(name: str) -> type[Predictor]:
     if name in _WHERE:
         module, _, attribute = _WHERE[name].partition(":")
-        found: type[Predictor] = getattr(importlib.import_module(module), attribute)
-        return found
+        shipped: type[Predictor] = getattr(importlib.import_module(module), attribute)
+        return shipped
     from foretrain.predictors import plugins
 
     if plugins.is_in_file(name):

@@ -19,10 +19,12 @@ from foretrain.costs.measured import MeasuredOperator
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line, libraries_named
 from foretrain.files import check_target, parse_json, read_text, write_atomically
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
+from foretrain.run import Run
 
 if TYPE_CHECKING:
-    from foretrain.predictors.evidence import Evidence, Records
+    from foretrain.predictors.evidence import Evidence
+    from foretrain.predictors.records import Records
 
 Taken = TypeVar("Taken")
 
@@ -35,8 +37,8 @@ EVIDENCE = "evidence.json.zst"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benefit:
-    """What learning from runs was worth: mean absolute relative errors, the one after on runs that were left
-    out in turn."""
+    """Says what learning from runs was worth: mean absolute relative errors, the one after on runs that were
+    left out in turn."""
 
     runs: int
     error_before: float | None
@@ -142,7 +144,7 @@ class Predictor(ABC):
         raise NotImplementedError
 
     def report(self, progress: Progress = lambda done, total: None) -> Report:
-        """What there is to say of the last ``fit``."""
+        """Say what there is to say of the last ``fit``."""
         return _worth(self.benefits_)
 
     def check(self, job: Job) -> None:  # noqa: B027
@@ -162,7 +164,8 @@ class Predictor(ABC):
     def knows(self, forecast: Forecast) -> Evidence | None:
         """The measured runs nearest to a job that it forecast, and how far off it was on them; None where
         none are kept."""
-        from foretrain.predictors.evidence import Key, shipped
+        from foretrain.predictors.likeness import Key
+        from foretrain.predictors.records import shipped
 
         records = shipped() if self.records_ == "shipped" else self.records_
         layout = None if forecast.step is None else forecast.step.layout
@@ -183,7 +186,7 @@ class Predictor(ABC):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """What ``save`` kept."""
+        """Read what ``save`` kept."""
         document = read_saved(folder)
         if document["predictor"] != cls.name:
             raise InputError(f"{folder / FILE}: a saved {document['predictor']}, not {cls.name}")
@@ -191,16 +194,16 @@ class Predictor(ABC):
             raise InputError(f"{folder / FILE}: {cls.name}: has nothing to learn, so nothing was saved")
         try:
             with libraries_named(cls.name, "learn"):
-                made = cls._read(folder, document)
+                loaded = cls._read(folder, document)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
             raise InputError(f"{folder}: not a {cls.name} of this version ({why}); fit it again") from error
-        made.records_ = None
+        loaded.records_ = None
         if (folder / EVIDENCE).exists():
-            from foretrain.predictors.evidence import Records
+            from foretrain.predictors.records import Records
 
-            made.records_ = Records.read(folder / EVIDENCE)
-        return made
+            loaded.records_ = Records.read(folder / EVIDENCE)
+        return loaded
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
         """Write the predictor's own files, each atomically; returns what else ``predictor.json`` is to
@@ -214,7 +217,7 @@ class Predictor(ABC):
 
 
 def _possible(predict: Callable[[Any, Job], Forecast]) -> Callable[[Any, Job], Forecast]:
-    """The same method, whose forecasts are checked against what is physically possible."""
+    """Wrap a method so that its forecasts are checked against what is physically possible."""
 
     @functools.wraps(predict)
     def checked(self: Any, job: Job) -> Forecast:
@@ -230,7 +233,7 @@ def _possible(predict: Callable[[Any, Job], Forecast]) -> Callable[[Any, Job], F
 
 
 def _without_records(learn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same method, which first forgets the runs that scored what was learned before."""
+    """Wrap a method so that it first forgets the runs that scored what was learned before."""
 
     @functools.wraps(learn)
     def anew(self: Any, *given: Any, **options: Any) -> Any:
@@ -242,12 +245,12 @@ def _without_records(learn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _timed_runs(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """The same method, whose runs have the time of a step wherever it follows from what they tell."""
+    """Wrap a method so that its runs have the time of a step wherever it follows from what they tell."""
 
     @functools.wraps(fit)
     def fit_timed(self: Any, runs: Iterable[Run], **options: Any) -> Any:
-        found = map(timed, runs)
-        return fit(self, list(found) if isinstance(runs, Sequence) else found, **options)
+        timed_runs = map(timed, runs)
+        return fit(self, list(timed_runs) if isinstance(runs, Sequence) else timed_runs, **options)
 
     return fit_timed
 
@@ -298,7 +301,8 @@ def _worth(benefits: Mapping[str, Benefit]) -> Report:
 
 
 def take_runs(runs: Iterable[Run], take: Callable[[Run], Taken]) -> tuple[list[Taken], tuple[str, ...]]:
-    """What ``take`` makes of each run, and a line for each that it refuses, for ``left_out_``."""
+    """Take each run by ``take``; returns what that made, and a line for each run that it refused, for
+    ``left_out_``."""
     taken, left_out = [], []
     for run in runs:
         try:
@@ -309,7 +313,7 @@ def take_runs(runs: Iterable[Run], take: Callable[[Run], Taken]) -> tuple[list[T
 
 
 def unfitted(name: str) -> UnsupportedJob:
-    """What a predictor says that comes with nothing learned, and was not fitted."""
+    """Refuse a job, as a predictor that comes with nothing learned and was not fitted."""
     return UnsupportedJob(
         f"{name}: has learned from no runs yet; fit it first: "
         f"foretrain fit {name} RUNS.jsonl --out DIR, then --predictor DIR"
@@ -329,9 +333,9 @@ def read_saved(folder: Path) -> dict[str, Any]:
         document = parse_json(read_text(path))
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error})") from error
-    found = document.get("format") if isinstance(document, dict) else None
-    if found != FORMAT:
-        raise InputError(f"{path}: format {found!r} is not {FORMAT!r}; fit the predictor again")
+    form = document.get("format") if isinstance(document, dict) else None
+    if form != FORMAT:
+        raise InputError(f"{path}: format {form!r} is not {FORMAT!r}; fit the predictor again")
     if not isinstance(document.get("predictor"), str):
         raise InputError(
             f"{path}: predictor: {document.get('predictor')!r} is not a name; fit the predictor again"

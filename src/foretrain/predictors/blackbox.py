@@ -15,10 +15,11 @@ import numpy as np
 from foretrain.duration import duration
 from foretrain.errors import InputError, UnsupportedJob, missing
 from foretrain.forecast import Estimate, Forecast, ModelSize, whole_training
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import take_runs
 from foretrain.predictors.conformal import Factors, factors
 from foretrain.predictors.seen import LINKS, SETTINGS, Array, Seen, unseen, workload_key
+from foretrain.run import Run
 from foretrain.step.graph import possible_step_graph, step_graph
 from foretrain.step.state import model_size
 
@@ -150,8 +151,8 @@ def forecast_around(
 
 
 def size_of(job: Job) -> ModelSize | None:
-    """Of the job's model, where its total time depends on it: by checkpoints, which cannot do without, and by
-    compiling, which can."""
+    """Size the job's model, where its total time depends on it: by checkpoints, which cannot do without, and
+    by compiling, which can."""
     training = job.workload.training
     if training.total_steps is None:
         return None

@@ -14,9 +14,11 @@ from foretrain.architectures import family
 from foretrain.cluster import Cluster
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import QUANTITIES, Job, Run
+from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.predictors.base import FILE, Predictor
+from foretrain.quantities import QUANTITIES
+from foretrain.run import Run
 
 
 def check_predictor(predictor: Predictor, job: Job, runs: Sequence[Run] | None = None) -> None:
@@ -82,7 +84,7 @@ def check_forecast(predictor: Predictor, forecast: Forecast, job: Job) -> None:
 
 
 def check_deterministic(predictor: Predictor, job: Job) -> None:
-    """The same job gets the same numbers."""
+    """Check that the same job gets the same numbers."""
     first, second = (predictor.predict(job).quantities for _ in range(2))
     differing = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
     assert not differing, f"{predictor.name}: the same job asked twice differs in {', '.join(differing)}"
@@ -104,8 +106,8 @@ def check_saved(predictor: Predictor, job: Job) -> None:
 
 
 def check_forgets(predictor: Predictor, job: Job, runs: Sequence[Run] | None = None) -> None:
-    """What was learned of a family or a device is gone after ``without``, as if it had never been learned,
-    and stays so in a folder.
+    """Check that what was learned of a family or a device is gone after ``without``, as if it had never been
+    learned, and stays so in a folder.
 
     ``runs`` are of the family and device of ``job``.
     """

@@ -1,18 +1,18 @@
-"""Forecasts, and searches for, configurations of a workload by a Gaussian process, as CherryPick does."""
+"""Forecasts configurations of a workload by a Gaussian process, as CherryPick does (``search`` asks it)."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
-from foretrain.errors import InputError, invalid
+from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor, unfitted
 from foretrain.predictors.blackbox import (
     QUANTITIES,
@@ -26,16 +26,9 @@ from foretrain.predictors.blackbox import (
     workload_of,
 )
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.seen import (
-    Array,
-    LeftOutAlong,
-    Reach,
-    Seen,
-    left_out_along,
-    number_columns,
-    number_row,
-    quantile_80,
-)
+from foretrain.predictors.reach import LeftOutAlong, Reach, left_out_along, quantile_80, widened
+from foretrain.predictors.seen import Array, Seen, number_columns, number_row
+from foretrain.run import Run
 from foretrain.splits import Part
 
 COLUMNS = ("log workers", "log batch per worker", "log nodes", "log cores per device")
@@ -87,17 +80,6 @@ class Process:
         return mean + self.logs.mean(), np.sqrt(deviation**2 + self.within[0])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """What a search tried, in order, with what each cost, and the best of them."""
-
-    tried: tuple[int, ...]
-    costs: tuple[float, ...]
-    best: int
-    stopped: str
-    """Why it ended."""
-
-
 @final
 class CherryPickPredictor(Predictor):
     """The Gaussian process of Bayesian optimisation over configurations (Alipourfard et al., NSDI 2017).
@@ -138,14 +120,11 @@ class CherryPickPredictor(Predictor):
         if not self.processes_:
             raise unfitted(self.name)
         key = workload_of(job, self.seen_, self.name)
-        seen, row = self.seen_[key], number_row(job)
+        seen = self.seen_[key]
         seen.check(job, self.name)
-        away = seen.numbers.away(row)
         ((median_s, own_spread),) = _forecasts(self.processes_[key], [job], self.scale_)
-        spread = self.reach_.grown(own_spread, away, seen.numbers, in_law=())
-        spread, where = seen.on_machine(job, spread)
-        notes = [*seen.model_notes(job), *seen.notes(away, row), *where]
-        return forecast_around(job, self.name, median_s, spread, notes)
+        spread, outside = widened(job, seen, number_row(job), own_spread, self.reach_, in_law=())
+        return forecast_around(job, self.name, median_s, spread, [*seen.model_notes(job), *outside])
 
     def design_row(self, job: Job) -> Mapping[str, float]:
         check_data_parallel(job, self.name)
@@ -191,7 +170,8 @@ def _forecasts(process: Process, jobs: Sequence[Job], scale: float = 1.0) -> lis
 
 
 def _left_out_in_turn(runs: Sequence[Run]) -> list[float]:
-    """How far off runs are by a process of the others, over the interval of 80 % that it gives."""
+    """Forecast runs by a process of the others, and say how far off they are, over the interval of 80 % that
+    it gives."""
     jobs, times_s = [run.job for run in runs], step_times(runs)
     rows, folds = np.array([configuration(job) for job in jobs]), np.arange(len(runs)) % _FOLDS
     ratios = []
@@ -217,44 +197,10 @@ def _left_out_along(runs: Sequence[Run], scale: float) -> list[LeftOutAlong]:
 
 
 def configuration(job: Job) -> list[float]:
-    """As ``COLUMNS`` names it."""
+    """Describe a job by the figures that ``COLUMNS`` names."""
     workers, cluster = job.cluster.world_size, job.cluster
     figures = (workers, job.workload.training.global_batch / workers, cluster.nodes, cluster.device.cores)
     return [float(np.log(figure)) for figure in figures]
-
-
-def search(
-    candidates: Sequence[Job],
-    cost: Callable[[Job], float],
-    *,
-    start: int = 3,
-    least: int = 6,
-    improvement: float = 0.1,
-    seed: int = 0,
-) -> Search:
-    """Try configurations by expected improvement until none promises a share ``improvement`` of the cost.
-
-    ``cost`` runs a job (or asks a predictor) and returns what it costs: seconds, dollars. At least ``least``
-    are tried, as in the paper.
-    """
-    if not candidates:
-        raise InputError("candidates: there are none to search")
-    if not 0 <= improvement < 1:
-        raise invalid("improvement", improvement, "a share between 0 and 1")
-    rows = np.array([configuration(job) for job in candidates])
-    tried = np.random.default_rng(seed).permutation(len(candidates))[: max(1, start)].tolist()
-    costs = [float(cost(candidates[i])) for i in tried]
-    stopped = "every candidate was tried"
-    while len(tried) < len(candidates):
-        gains = expected_improvement(Process.learn(rows[tried], np.array(costs)), rows, min(costs))
-        gains[tried] = -1.0
-        following = int(gains.argmax())
-        if len(tried) >= least and gains[following] < improvement * min(costs):
-            stopped = f"no candidate promises {improvement:.0%} less"
-            break
-        tried.append(following)
-        costs.append(float(cost(candidates[following])))
-    return Search(tried=tuple(tried), costs=tuple(costs), best=tried[int(np.argmin(costs))], stopped=stopped)
 
 
 def expected_improvement(process: Process, rows: Array, best: float | Array) -> Array:

@@ -20,7 +20,8 @@ _LEAST = 20
 
 
 def factors(ratios: Sequence[float]) -> Factors | None:
-    """From measured values as multiples of forecasts by a predictor that had not seen them or their like.
+    """Compute intervals from measured values as multiples of forecasts by a predictor that had not seen them
+    or their like.
 
     Each side leaves out its half of the rest; with n values the ranks are those of n + 1, so the share holds
     for the next one too.
@@ -39,7 +40,7 @@ def _quantile(ordered: np.ndarray[tuple[int], np.dtype[np.float64]], share: floa
 
 @functools.lru_cache(maxsize=1)
 def shipped() -> Mapping[str, Mapping[str, Factors]]:
-    """By case, then by quantity.
+    """Read the intervals that come with foretrain, by case, then by quantity.
 
     The cases are a device that was measured, when device or host bounds the step, one that runs were
     calibrated to, and one known by its data sheet alone. Step times that no runs were calibrated to go by the

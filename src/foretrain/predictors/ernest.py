@@ -11,7 +11,7 @@ import numpy as np
 
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor, unfitted
 from foretrain.predictors.blackbox import (
     QUANTITIES,
@@ -24,15 +24,9 @@ from foretrain.predictors.blackbox import (
     workload_of,
 )
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.seen import (
-    Array,
-    LeftOutAlong,
-    Reach,
-    Seen,
-    left_out_along,
-    number_columns,
-    number_row,
-)
+from foretrain.predictors.reach import LeftOutAlong, Reach, left_out_along, widened
+from foretrain.predictors.seen import Array, Seen, number_columns, number_row
+from foretrain.run import Run
 from foretrain.splits import Part
 
 TERMS = ("1", "scale / machines", "log machines", "machines")
@@ -81,12 +75,10 @@ class ErnestPredictor(Predictor):
         if self.spread_ is None:
             raise unfitted(self.name)
         key = workload_of(job, self.seen_, self.name)
-        seen, row = self.seen_[key], number_row(job)
+        seen = self.seen_[key]
         seen.check(job, self.name)
-        away = seen.numbers.away(row)
-        spread = self.reach_.grown(self.spread_, away, seen.numbers, _IN_LAW)
-        spread, where = seen.on_machine(job, spread)
-        notes = [*seen.model_notes(job), *seen.notes(away, row), *where]
+        spread, outside = widened(job, seen, number_row(job), self.spread_, self.reach_, _IN_LAW)
+        notes = [*seen.model_notes(job), *outside]
         return forecast_around(job, self.name, _time_s(job, self.laws_[key]), spread, notes)
 
     def design_row(self, job: Job) -> Mapping[str, float]:
@@ -117,7 +109,7 @@ class ErnestPredictor(Predictor):
 
 
 def terms(job: Job) -> list[float]:
-    """As ``TERMS`` names them."""
+    """Compute the terms that ``TERMS`` names."""
     machines, scale = job.cluster.world_size, job.workload.training.global_batch
     return [1.0, scale / machines, math.log(machines), float(machines)]
 
@@ -147,18 +139,20 @@ def _left_out_in_turn(runs: Sequence[Run], pooled: bool) -> list[tuple[float, fl
     pairs = []
     for fold in np.unique(folds):
         known, held_out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        pairs += list(zip(times_s[held_out], _told_s(runs, (known, held_out)), strict=True))
+        pairs += list(zip(times_s[held_out], _forecasts_s(runs, (known, held_out)), strict=True))
     return pairs
 
 
 def _left_out_along(runs: Sequence[Run], spread: Factors) -> list[LeftOutAlong]:
     columns = number_columns([run.job for run in runs])
     return left_out_along(
-        columns, step_times(runs), lambda part: [(forecast_s, spread) for forecast_s in _told_s(runs, part)]
+        columns,
+        step_times(runs),
+        lambda part: [(forecast_s, spread) for forecast_s in _forecasts_s(runs, part)],
     )
 
 
-def _told_s(runs: Sequence[Run], part: Part) -> list[float]:
+def _forecasts_s(runs: Sequence[Run], part: Part) -> list[float]:
     known, asked = part
     coefficients = law([runs[i].job for i in known], step_times([runs[i] for i in known]))
     return [_time_s(runs[i].job, coefficients) for i in asked]

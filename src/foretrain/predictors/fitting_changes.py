@@ -85,7 +85,7 @@ class JobChange:
     fields: Mapping[str, Any]
 
     def then(self, other: JobChange) -> JobChange:
-        """Both: ``other`` was made from this one's job."""
+        """Make both changes: ``other`` was made from this one's job."""
         words = f"{self.words}, {other.words}" if self.words else other.words
         return JobChange(job=other.job, words=words, fields={**self.fields, **other.fields})
 
@@ -146,7 +146,7 @@ class _Search:
         return None
 
     def _asked(self, change: JobChange) -> Remedy | None:
-        """What the change comes to, where the predictor can tell and the job fits with it."""
+        """Forecast the changed job, where the predictor can tell and the job fits with it."""
         tell(f"it does not fit; trying {change.words}")
         try:
             changed = self.predictor.predict(change.job)
@@ -177,8 +177,8 @@ class _Search:
 
 
 def _size_of_change(remedy: Remedy) -> tuple[int, float]:
-    """What changes nothing but time comes before what changes numbers, and that before other machines; among
-    these, what costs least time."""
+    """Order changes: what changes nothing but time comes before what changes numbers, and that before other
+    machines; among these, what costs least time."""
     fields = " ".join(remedy.fields)
     machines, numbers = "cluster." in fields, "precision" in fields or "optimizer" in fields
     return 2 * machines + numbers, 0.0 if machines or remedy.slower is None else max(0.0, remedy.slower)
@@ -386,7 +386,7 @@ def _together(search: _Search, start: JobChange) -> Iterator[JobChange]:
 
 
 def changed(start: JobChange, words: str, **sections: Mapping[str, Any]) -> JobChange:
-    """With other fields in the plan or the training."""
+    """Change fields of the plan or the training."""
     job, plan, training = start.job, start.job.plan, start.job.workload.training
     plan = dataclasses.replace(plan, **sections.get("plan", {}))
     training = dataclasses.replace(training, **sections.get("training", {}))
@@ -403,7 +403,7 @@ def _on(
     fields: Mapping[str, Any],
     plan: Mapping[str, Any] | None = None,
 ) -> Iterator[JobChange]:
-    """On another cluster, where there is such a one."""
+    """Put the job on another cluster, where there is such a one."""
     try:
         cluster = Cluster.read(section)
         job = dataclasses.replace(

@@ -13,7 +13,7 @@ from foretrain.architectures import family
 from foretrain.capture import capture_job
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor, nothing_to_learn, take_runs, unfitted
 from foretrain.predictors.blackbox import (
     QUANTITIES,
@@ -25,17 +25,9 @@ from foretrain.predictors.blackbox import (
     usable,
 )
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.seen import (
-    NUMBERS,
-    Array,
-    LeftOutAlong,
-    Reach,
-    Seen,
-    left_out_along,
-    number_columns,
-    number_row,
-    row_of,
-)
+from foretrain.predictors.reach import LeftOutAlong, Reach, left_out_along, widened
+from foretrain.predictors.seen import NUMBERS, Array, Seen, number_columns, number_row, row_of
+from foretrain.run import Run
 from foretrain.splits import Part
 
 COLUMNS = ("log FLOPs", "log parameters", "log workers", "parameter servers")
@@ -96,10 +88,7 @@ class FlopsPredictor(Predictor):
         seen.check(job, self.name, but=_BY_PEAK_RATE)
         rows = np.array([columns(job)])
         row = {**row_of(_law_columns(rows), 0), **{name: number_row(job)[name] for name in _OTHERS}}
-        away = seen.numbers.away(row)
-        spread = self.reach_.grown(self.spread_, away, seen.numbers, _IN_LAW)
-        spread, where = seen.on_machine(job, spread)
-        notes = [*seen.notes(away, row), *where]
+        spread, notes = widened(job, seen, row, self.spread_, self.reach_, _IN_LAW)
         for name in _BY_PEAK_RATE:
             if not seen.has(job, name):
                 spread = spread.longer(_OTHER_PEAK_RATE)
@@ -135,7 +124,7 @@ class FlopsPredictor(Predictor):
 
 
 def columns(job: Job) -> list[float]:
-    """As ``COLUMNS`` names them."""
+    """Describe a job by the figures that ``COLUMNS`` names."""
     graph, device = capture_job(job), job.cluster.device
     work = float(graph.column("flops").sum()) * job.accumulation
     precision = job.workload.training.precision.removeprefix("amp-")
@@ -159,7 +148,7 @@ def _left_out_along(
     def forecast(part: Part) -> list[tuple[float, Factors]]:
         known, asked = part
         weights = _solve(rows[known], np.log(times_s[known]))
-        return [(told_s, spread) for told_s in _times_s(rows[asked], weights)]
+        return [(forecast_s, spread) for forecast_s in _times_s(rows[asked], weights)]
 
     return left_out_along(seen, times_s, forecast)
 
@@ -188,7 +177,7 @@ def _solve(rows: Array, targets: Array) -> Array:
 
 
 def _held_out(rows: Array, targets: Array, groups: Sequence[str]) -> Array:
-    """Each run's logarithm by a regression on the runs of other architecture families."""
+    """Forecast each run's logarithm by a regression on the runs of other architecture families."""
     names = sorted(set(groups))
     folds = np.array([names.index(group) % _FOLDS for group in groups])
     if len(names) < 2:

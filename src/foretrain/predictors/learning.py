@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from foretrain.errors import UnsupportedJob
-from foretrain.job import Run
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.evidence import of_learned
+from foretrain.predictors.records import of_learned
+from foretrain.run import Run
 
 
 def learn_into(
@@ -16,14 +16,10 @@ def learn_into(
     predictor: Predictor,
     runs: Sequence[Run],
     *,
-    watched: Callable[[Sequence[Run]], Iterable[Run]] = lambda runs: runs,
     tell: Callable[[str], None] = lambda what: None,
 ) -> int:
-    """Fit and save; returns how many runs were learned from, at least one.
-
-    ``watched`` hands the runs on as they are taken.
-    """
-    predictor.fit(watched(runs))
+    """Fit and save; returns how many runs were learned from, at least one."""
+    predictor.fit(runs)
     taken = len(runs) - len(predictor.left_out_)
     if not taken:
         raise UnsupportedJob(f"predictor: none of {len(runs)} runs could be used ({predictor.left_out_[0]})")

@@ -52,7 +52,7 @@ class NeuralPredictor(Predictor, Generic[State]):
         return copy.copy(self)
 
     def state(self) -> State:
-        """What was learned, else what is shipped; ``UnsupportedJob`` where there is neither."""
+        """Give what was learned, else what is shipped; ``UnsupportedJob`` where there is neither."""
         if self.learned_ is None and self.fresh:
             self.learned_ = _shipped_state(type(self))
         if self.learned_ is None:
@@ -87,16 +87,16 @@ def neural_module(name: str, predictor: str) -> ModuleType:
 
 
 def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
-    """One safetensors file; what is no tensor is JSON in its header."""
+    """Write one safetensors file; what is no tensor is JSON in its header."""
     from safetensors.torch import save
 
     held = {name: tensor.contiguous() for name, tensor in tensors.items()}
     write_atomically(path, save(held, metadata={"foretrain": json.dumps(header, sort_keys=True)}))
 
 
-def read_weights(path: Path, what: str) -> tuple[dict[str, Any], Tensors]:
-    """The header and the tensors that ``write_weights`` wrote; ``what`` the file should be, for the error
-    where it is not."""
+def read_weights(path: Path, content: str) -> tuple[dict[str, Any], Tensors]:
+    """The header and the tensors that ``write_weights`` wrote; ``content`` is what the file should be, for
+    the error where it is not."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -104,7 +104,7 @@ def read_weights(path: Path, what: str) -> tuple[dict[str, Any], Tensors]:
             header = json.loads((file.metadata() or {}).get("foretrain", "{}"))
             return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as {what} ({error})") from error
+        raise InputError(f"{path}: cannot be read as {content} ({error})") from error
 
 
 def write_members(path: Path, members: Sequence[torch.nn.Module], header: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ _RATES = ("network_tx_bytes_per_s", "network_rx_bytes_per_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Where a quantity cannot lie below (``least``) or above, and why."""
+    """Says where a quantity cannot lie below (``least``) or above, and why."""
 
     quantity: str
     value: float
@@ -72,8 +72,8 @@ def possible(forecast: Forecast) -> Forecast:
 
 
 def limits(job: Job, graph: OpGraph | None, dealt: Sequence[Stage] | None = None) -> Iterator[Limit]:
-    """What no run of the job can be beyond, by its step's graph where there is one, and by the stages of its
-    pipeline as they were ``dealt`` out where that is known."""
+    """List what no run of the job can be beyond, by its step's graph where there is one, and by the stages of
+    its pipeline as they were ``dealt`` out where that is known."""
     if graph is not None:
         yield from _time_limits(job, shortest_step_s(job, graph))
         size = least_memory_bytes(job, graph, dealt)
@@ -132,7 +132,7 @@ def shortest_step_s(job: Job, graph: OpGraph) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _arithmetic_s(graph: OpGraph, device: Device, precision: str) -> float:
-    """Of forward and backward pass of all layers."""
+    """Time the arithmetic of the forward and the backward pass of all layers."""
     seconds = np.array([_least_s(operator, device, precision) for operator in graph.operators])
     of_calls = seconds[graph.operator_index] if len(seconds) else seconds
     pieces = [block.piece for block in blocks(graph)]
@@ -151,7 +151,7 @@ def _least_s(operator: Operator, device: Device, precision: str) -> float:
 
 
 def _share_computed(operator: Operator) -> float:
-    """Of the FLOPs that its formula counts, those that the fewest-FLOP algorithm has."""
+    """Give the share of the FLOPs that an operator's formula counts that the fewest-FLOP algorithm has."""
     kind = traits(operator.name).kind
     if kind == "attention":
         return CAUSAL_SHARE
@@ -194,8 +194,8 @@ def least_memory_bytes(job: Job, graph: OpGraph, dealt: Sequence[Stage] | None =
 
 
 def link_bytes_per_s(job: Job) -> float:
-    """What the links of a device carry in one direction: those inside its node, and those of its node where
-    there are others, of parameter servers too. Loopback is memory."""
+    """Give the rate that the links of a device carry in one direction: those inside its node, and those of
+    its node where there are others, of parameter servers too. Loopback is memory."""
     rates = []
     for group in job.cluster.groups:
         inside, memory = group.intra_node, group.device.memory_bytes_per_s

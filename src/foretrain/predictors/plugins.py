@@ -36,20 +36,20 @@ def is_in_file(name: str) -> bool:
 @functools.cache
 def installed() -> dict[str, EntryPoint]:
     """The predictors that packages offer, by name."""
-    return {found.name: found for found in entry_points(group=GROUP)}
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def class_installed(name: str) -> type[Predictor]:
     """The class that a package offers by this name."""
     point = installed()[name]
-    what = f"predictor {name} ({point.value})"
+    title = f"predictor {name} ({point.value})"
     try:
-        found = point.load()
+        loaded = point.load()
     except (Exception, SystemExit) as error:
-        raise _not_loaded(what, error) from error
-    kind = _checked(what, found)
+        raise _not_loaded(title, error) from error
+    kind = _checked(title, loaded)
     if kind.name != name:
-        raise InputError(f"{what}: it calls itself {kind.name!r}; entry point and name must be the same")
+        raise InputError(f"{title}: it calls itself {kind.name!r}; entry point and name must be the same")
     return kind
 
 
@@ -67,7 +67,8 @@ def class_in_file(name: str) -> type[Predictor]:
 
 @contextlib.contextmanager
 def told_in_one_line(kind: type[Predictor]) -> Iterator[None]:
-    """What the code of a class that does not come with foretrain raises in the block, with its line."""
+    """Tell in one line, with its place, what the code of a class raises in the block that does not come with
+    foretrain."""
     try:
         yield
     except ForetrainError:
@@ -94,12 +95,12 @@ _PREFIX = "foretrain_plugin_"
 
 
 def _parts(name: str) -> tuple[Path, str]:
-    found = _IN_FILE.fullmatch(name)
-    assert found is not None
-    return Path(found["path"]), found["attribute"]
+    match = _IN_FILE.fullmatch(name)
+    assert match is not None
+    return Path(match["path"]), match["attribute"]
 
 
-def _module(what: str, path: Path) -> object:
+def _module(title: str, path: Path) -> object:
     content = path.read_bytes()
     name = f"{_PREFIX}{path.stem}_{hashlib.sha256(bytes(path.resolve()) + content).hexdigest()[:12]}"
     if name in sys.modules:
@@ -113,12 +114,12 @@ def _module(what: str, path: Path) -> object:
         exec(compile(content, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise _not_loaded(what, error) from error
+        raise _not_loaded(title, error) from error
     return module
 
 
-def _not_loaded(what: str, error: BaseException) -> InputError:
-    return InputError(f"{what}: cannot be loaded ({type(error).__name__}: {first_line(error)})")
+def _not_loaded(title: str, error: BaseException) -> InputError:
+    return InputError(f"{title}: cannot be loaded ({type(error).__name__}: {first_line(error)})")
 
 
 def _offers(module: object) -> str:
@@ -131,15 +132,15 @@ def _offers(module: object) -> str:
     return f" (it has {', '.join(kinds)})" if kinds else ""
 
 
-def _checked(what: str, candidate: object) -> type[Predictor]:
+def _checked(title: str, candidate: object) -> type[Predictor]:
     """A class that the program can make a predictor of, with no more than its name."""
     if not inspect.isclass(candidate) or not issubclass(candidate, Predictor):
-        raise InputError(f"{what}: is not a class derived from foretrain.predictors.base.Predictor")
+        raise InputError(f"{title}: is not a class derived from foretrain.predictors.base.Predictor")
     if inspect.isabstract(candidate):
-        raise InputError(f"{what}: lacks {', '.join(sorted(candidate.__abstractmethods__))}")
+        raise InputError(f"{title}: lacks {', '.join(sorted(candidate.__abstractmethods__))}")
     for field in ("name", "quantities"):
         if not hasattr(candidate, field):
-            raise InputError(f"{what}: lacks the class variable {field}")
+            raise InputError(f"{title}: lacks the class variable {field}")
     needed = [
         parameter.name
         for parameter in inspect.signature(candidate).parameters.values()
@@ -148,6 +149,6 @@ def _checked(what: str, candidate: object) -> type[Predictor]:
     ]
     if needed:
         raise InputError(
-            f"{what}: its constructor needs {', '.join(needed)}; every setting has to have a default"
+            f"{title}: its constructor needs {', '.join(needed)}; every setting has to have a default"
         )
     return candidate

@@ -71,8 +71,8 @@ def _made(portable: Portable) -> Predictor:
 
 
 def _class_from(portable: Portable) -> type[Predictor]:
-    """From the file itself where it lies here too, as it may read what lies beside it; else from what was
-    sent of it."""
+    """Load the class from the file itself where it lies here too, as it may read what lies beside it; else
+    from what was sent of it."""
     assert portable.source is not None
     path, content = Path(portable.source[0]), portable.source[1]
     if not path.is_file() or path.read_bytes() != content:

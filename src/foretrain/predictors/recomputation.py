@@ -20,7 +20,7 @@ from foretrain.step.play import Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRecomputation:
-    """What one layer keeps less of a micro-batch, and what it computes again in a step."""
+    """Says what one layer keeps less of a micro-batch, and what it computes again in a step."""
 
     name: str
     saved_bytes: float
@@ -60,7 +60,7 @@ def with_recomputation(forecast: Forecast, predictor: Predictor) -> Forecast:
         if plain.step is not None and not plain.step.layout.graph.recomputes:  # its own code does not
             recomputed = Recomputation(
                 saved_bytes=_held(plain) - _held(forecast),
-                added_s=_more(forecast, plain, "step_time_s"),
+                added_s=forecast["step_time_s"].median - plain["step_time_s"].median,
                 layers=tuple(_layers(step, plain.step)),
             )
             return dataclasses.replace(forecast, recomputation=recomputed)
@@ -78,13 +78,9 @@ def _held(forecast: Forecast) -> float:
     return forecast["peak_memory_bytes"].median
 
 
-def _more(one: Forecast, other: Forecast, quantity: str) -> float:
-    return one[quantity].median - other[quantity].median
-
-
 def _of_own_code(step: Step) -> Recomputation:
-    """Of checkpoints in the model's own code; a layer would keep what the rest of its backward pass reads of
-    what it computes again."""
+    """Say what checkpoints in the model's own code do; a layer would keep what the rest of its backward pass
+    reads of what it computes again."""
     layout, times = step.layout, step.layout.job.accumulation
     layers, added_s = [], 0.0
     placed = [(layout.at(stage), block) for stage in layout.stages for block in stage.blocks]
@@ -102,11 +98,11 @@ def _of_own_code(step: Step) -> Recomputation:
 def _read_later(layout: Layout, again: set[int]) -> float:
     """Bytes that calls which run again make for those that run once."""
     ops, buffers = layout.graph.ops, layout.graph.buffers
-    made = {buffer for i in again for buffer in ops[i].writes}
-    last = max(buffers[buffer].dies for buffer in made) if made else 0
+    results = {buffer for i in again for buffer in ops[i].writes}
+    last = max(buffers[buffer].dies for buffer in results) if results else 0
     later = range(min(again), min(last + 1, len(ops)))
     read = {buffer for i in later if not ops[i].recomputed for buffer in ops[i].reads}
-    return float(sum(buffers[buffer].size_bytes for buffer in made & read))
+    return float(sum(buffers[buffer].size_bytes for buffer in results & read))
 
 
 def _layers(step: Step, plain: Step) -> Iterator[LayerRecomputation]:

@@ -10,8 +10,9 @@ from typing import ClassVar, Self, final
 from foretrain.costs.host import PLAIN_HOST, DispatchHost
 from foretrain.costs.roofline import Roofline
 from foretrain.forecast import Factors, RankMemory
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.whitebox import RatingPredictor
+from foretrain.run import Run
 from foretrain.step.assembly import Spread
 from foretrain.step.play import Step
 

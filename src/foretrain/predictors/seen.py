@@ -1,43 +1,28 @@
-"""Says what runs have shown, how far a job is from that, and how intervals grow with the distance."""
+"""Says what runs have shown, and how far a job is from that."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.estimate import WIDER_95, WIDTH_80, Factors
+from foretrain.estimate import WIDTH_80, Factors
 from foretrain.job import Job
 from foretrain.predictors.machines import MACHINE_DEVIATION, machine_of
-from foretrain.splits import Part, extrapolation, interpolation
 from foretrain.units import format_count
 
 Array = npt.NDArray[np.float64]
 
 _SAME = math.log(1.01)
 """Numbers that are this near, in e-folds, are the same."""
-_UNVARIED_IN_LAW, _UNVARIED = 1 / WIDER_95, 1.0
-"""How an 80 % interval grows, in e-folds of time per e-fold, with a number that was the same in all runs:
-where a law tells what it does, proportion in either direction is the 95 % interval; where none does, the
-80 % interval."""
-_UNVARIED_DATA = 0.13
-"""The same for the size of the data: step times of ``data/ray_campaign.jsonl.zst`` that differ in it alone
-are up to 1.44 times apart, over 16 times the data."""
 _ELSEWHERE = WIDTH_80 / 2 * MACHINE_DEVIATION
 """What the interval of a machine that no run was made on has more on either side, in e-folds."""
-_LEAST_GROWTH = 0.05
-"""However well left-out runs were forecast: the far is less known than the near."""
-_FEWEST_LEFT_OUT = 4
-"""Left-out runs from which on there is an 80 % quantile."""
-_MOST_INNER = 2
-"""Inner values of a number that are left out, to calibrate the gaps between values."""
-
 
 # What describes a job
 
@@ -119,10 +104,10 @@ def workload_key(job: Job) -> str:
     """A text that jobs share when they train the same thing in the same way, at whatever batch and scale and
     over whatever links."""
     training = job.workload.training
-    what = [training.image, training.sequence, training.classes]
+    inputs = [training.image, training.sequence, training.classes]
     how = {name: setting(job) for name, setting in SETTINGS.items() if name not in LINKS}
     how = {name: value for name, value in how.items() if name not in _OPTIONAL or value is not None}
-    return json.dumps([job.workload.model.key, what, how], sort_keys=True, default=str)
+    return json.dumps([job.workload.model.key, inputs, how], sort_keys=True, default=str)
 
 
 _OF_DATA = frozenset({"samples", "epochs"})
@@ -147,7 +132,7 @@ def number_columns(jobs: Sequence[Job]) -> dict[str, Array]:
 
 
 def row_of(columns: Mapping[str, Array], place: int | np.integer[Any]) -> dict[str, float | None]:
-    """One row of columns."""
+    """Take one row of columns."""
     return {name: float(column[place]) for name, column in columns.items()}
 
 
@@ -156,8 +141,8 @@ def row_of(columns: Mapping[str, Array], place: int | np.integer[Any]) -> dict[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Away:
-    """How far one job is from the values of runs, in e-folds by number: in gaps between values, and beyond
-    all."""
+    """Says how far one job is from the values of runs, in e-folds by number: in gaps between values, and
+    beyond all."""
 
     gaps: Mapping[str, float]
     beyond: Mapping[str, float]
@@ -171,15 +156,15 @@ class Numbers:
 
     @classmethod
     def of(cls, columns: Mapping[str, Array]) -> Numbers:
-        """From columns with a row for each run; what a run does not say is not a number."""
-        found = {name: np.unique(column[np.isfinite(column)]) for name, column in columns.items()}
-        return cls(values={name: tuple(column.tolist()) for name, column in found.items()})
+        """Gather the values of columns with a row for each run; what a run does not say is not a number."""
+        distinct = {name: np.unique(column[np.isfinite(column)]) for name, column in columns.items()}
+        return cls(values={name: tuple(column.tolist()) for name, column in distinct.items()})
 
     def varied(self, name: str) -> bool:
         return len(self.values[name]) > 1
 
     def away(self, row: Mapping[str, float | None]) -> Away:
-        """Of a job with these numbers; where it, or no run, has a number, nothing is told."""
+        """Say how far a job with these numbers is; where it, or no run, has a number, nothing is told."""
         gaps: dict[str, float] = {}
         beyond: dict[str, float] = {}
         for name, known in self.values.items():
@@ -193,7 +178,7 @@ class Numbers:
 
 
 def notes_of(numbers: Numbers, away: Away, row: Mapping[str, float | None]) -> list[str]:
-    """What lies outside of the runs, and where they end; the interval is wider for it."""
+    """Say what lies outside of the runs, and where they end; the interval is wider for it."""
     notes = []
     for name in away.beyond:
         known, value = numbers.values[name], row[name]
@@ -205,7 +190,7 @@ def notes_of(numbers: Numbers, away: Away, row: Mapping[str, float | None]) -> l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the runs that something was learned from have: the values of every setting and number."""
+    """Holds what the runs that something was learned from have: the values of every setting and number."""
 
     workload: str
     """What they are runs of, but for the links; empty where several are pooled."""
@@ -240,13 +225,13 @@ class Seen:
         return f"{name}: {SETTINGS[name](job)}, which no run has ({known}), is {how}"
 
     def model_notes(self, job: Job) -> list[str]:
-        """What to know where several workloads were pooled, or one stands for another."""
+        """Say what to know where several workloads were pooled, or one stands for another."""
         if self.workload == workload_key(job):
             return []
         return [f"model: a law of all runs together, whatever they train, for {job.workload.model.label}"]
 
     def notes(self, away: Away, row: Mapping[str, float | None]) -> list[str]:
-        """What lies outside of the runs, and where they end."""
+        """Say what lies outside of the runs, and where they end."""
         return notes_of(self.numbers, away, row)
 
     def on_machine(self, job: Job, spread: Factors) -> tuple[Factors, list[str]]:
@@ -291,7 +276,7 @@ def machines_of(jobs: Sequence[Job]) -> tuple[str, ...]:
 
 
 def elsewhere(job: Job, machines: Sequence[str]) -> str | None:
-    """What to say of CPU workers on another machine than those of runs, where both are told."""
+    """Say what to know of CPU workers on another machine than those of runs, where both are told."""
     machine = machine_of(job)
     if not machine or not machines or machine in machines:
         return None
@@ -307,137 +292,3 @@ def unseen(name: str, value: Any, known: Sequence[Any], predictor: str) -> Unsup
             f"{name}: {value!r}; no run of this model goes over it, and {predictor} cannot tell"
         )
     return UnsupportedJob(f"{name}: {value!r}; the runs of this model have {', '.join(map(repr, known))}")
-
-
-# How intervals grow with the distance
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOutAlong:
-    """A run that was left out with all of its like along a number, and forecast by the others: how far it is
-    from them, and by how many e-folds it lies outside of the interval that holds at no distance."""
-
-    along: str
-    away: Away
-    excess: float
-
-    @classmethod
-    def of(cls, along: str, away: Away, miss: float, spread: Factors) -> LeftOutAlong:
-        """``miss`` is the logarithm of measured over forecast."""
-        held = math.log(spread.high) if miss > 0 else -math.log(spread.low)
-        return cls(along=along, away=away, excess=max(abs(miss) - held, 0.0))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """How an interval grows with the distance from what was seen, in e-folds of time: by so much in a gap
-    between the values of a number, and for each e-fold beyond them. What left-out runs do not tell is
-    missing."""
-
-    gaps: Mapping[str, float] = field(default_factory=dict)
-    beyond: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, left_out: Sequence[LeftOutAlong]) -> Reach:
-        """So that what was left out lies in its interval as often as that says (split conformal prediction of
-        the error over the distance)."""
-        gaps: dict[str, list[float]] = {}
-        beyond: dict[str, list[float]] = {}
-        for one in left_out:
-            if one.along in one.away.beyond:
-                distance = math.hypot(*one.away.beyond.values())
-                beyond.setdefault(one.along, []).append(one.excess / distance)
-            elif one.along in one.away.gaps and not one.away.beyond:
-                gaps.setdefault(one.along, []).append(one.excess)
-        return cls(
-            gaps={
-                name: quantile_80(errors) for name, errors in gaps.items() if len(errors) >= _FEWEST_LEFT_OUT
-            },
-            beyond={
-                name: max(quantile_80(errors), _LEAST_GROWTH)
-                for name, errors in beyond.items()
-                if len(errors) >= _FEWEST_LEFT_OUT
-            },
-        )
-
-    def grown(
-        self,
-        spread: Factors,
-        away: Away,
-        numbers: Numbers,
-        in_law: Iterable[str] | None = None,
-        data: Collection[str] = DATA_NUMBERS,
-    ) -> Factors:
-        """The interval of a job. ``in_law`` are the numbers that the predictor has a law for (None: all),
-        ``data`` those of the size of the data."""
-        lawful = frozenset(numbers.values) if in_law is None else frozenset(in_law)
-
-        def unknown(name: str) -> float:
-            if name in data:
-                return _UNVARIED_DATA
-            return _UNVARIED_IN_LAW if name in lawful else _UNVARIED
-
-        def beyond(name: str) -> float:
-            return self.beyond.get(name, unknown(name)) if numbers.varied(name) else unknown(name)
-
-        parts = [
-            *(self.gaps.get(name, distance * unknown(name) / 2) for name, distance in away.gaps.items()),
-            *(distance * beyond(name) for name, distance in away.beyond.items()),
-        ]
-        return spread.longer(math.hypot(*parts))
-
-    def to_dict(self) -> dict[str, dict[str, float]]:
-        return {"gaps": dict(self.gaps), "beyond": dict(self.beyond)}
-
-
-def quantile_80(values: Sequence[float]) -> float:
-    """What 80 % stay below, the next one too."""
-    return sorted(values)[min(math.ceil(0.8 * (len(values) + 1)), len(values)) - 1]
-
-
-Along = tuple[str, Part]
-"""A part of runs, and the number along which it was left out."""
-
-
-def beyond_parts(columns: Mapping[str, Array]) -> list[Along]:
-    """Along each number of three values or more, the largest third of them."""
-    return [(name, part) for name, column in _several(columns) for part in extrapolation(column)]
-
-
-def inner_parts(columns: Mapping[str, Array]) -> list[Along]:
-    """Along each number of three values or more, some inner values, one at a time."""
-    parts_along = []
-    for name, column in _several(columns):
-        parts = interpolation(column)
-        places = np.linspace(0, len(parts) - 1, min(len(parts), _MOST_INNER)).round().astype(int)
-        parts_along += [(name, parts[place]) for place in places]
-    return parts_along
-
-
-def _several(columns: Mapping[str, Array]) -> list[tuple[str, Array]]:
-    return [
-        (name, column)
-        for name, column in columns.items()
-        if np.isfinite(column).all() and len(np.unique(column)) > 2
-    ]
-
-
-def aways(columns: Mapping[str, Array], part: Part) -> list[Away]:
-    """How far the runs of a part that are forecast are from the others."""
-    known, asked = part
-    numbers = Numbers.of({name: column[known] for name, column in columns.items()})
-    return [numbers.away(row_of(columns, i)) for i in asked]
-
-
-def left_out_along(
-    columns: Mapping[str, Array],
-    times_s: Array,
-    forecast: Callable[[Part], Sequence[tuple[float, Factors]]],
-) -> list[LeftOutAlong]:
-    """Runs that are left out with all of their like: the largest of each number, and inner ones.
-    ``forecast`` gives medians and intervals of those asked, by those known."""
-    return [
-        LeftOutAlong.of(along, away, math.log(times_s[i] / median_s), spread)
-        for along, part in (*beyond_parts(columns), *inner_parts(columns))
-        for i, away, (median_s, spread) in zip(part[1], aways(columns, part), forecast(part), strict=True)
-    ]

@@ -23,7 +23,7 @@ _LEAST_RUNS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictorAnswer:
-    """What one predictor says: a forecast, or why there is none."""
+    """Holds what one predictor says: a forecast, or why there is none."""
 
     predictor: str
     forecast: Forecast | None = None
@@ -140,7 +140,7 @@ def _entry(name: str, job: Job) -> PredictorAnswer:
         forecast = predictor.predict(job)
     except ForetrainError as error:
         return PredictorAnswer(predictor=name, refusal=" ".join(str(error).splitlines()))
-    return PredictorAnswer(predictor=name, forecast=with_evidence(forecast, predictor.knows(forecast)))
+    return PredictorAnswer(predictor=name, forecast=with_evidence(forecast, predictor))
 
 
 def _error(entry: PredictorAnswer) -> float:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from foretrain.errors import InputError, invalid
-from foretrain.files import write_atomically
+from foretrain.files import data_folder, write_atomically
 from foretrain.predictors import DEFAULT
 from foretrain.predictors.base import FILE
 
@@ -18,9 +18,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 
 
 def folder() -> Path:
-    """Where what was learned by name is kept: in the user's data folder, beside the store of runs."""
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return data / "foretrain" / "predictors"
+    """Name the folder that keeps what was learned by name: in the user's data folder, beside the store of
+    runs."""
+    return data_folder() / "predictors"
 
 
 def place(name: str) -> Path:
@@ -54,8 +54,8 @@ def learned() -> str | None:
 
 
 def usual() -> str:
-    """What ``predictors.get`` finds the usual predictor by: as the environment says, else what was learned
-    and is in use, else what comes with foretrain."""
+    """Name what ``predictors.get`` finds the usual predictor by: as the environment says, else what was
+    learned and is in use, else what comes with foretrain."""
     if given := os.environ.get(VARIABLE):
         return given
     name = learned()

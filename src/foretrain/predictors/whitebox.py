@@ -48,7 +48,7 @@ class WhiteBoxPredictor(Predictor):
 
     @abstractmethod
     def costs_for(self, job: Job) -> CostModel:
-        """What operators cost."""
+        """Give the model of what operators cost."""
 
     @abstractmethod
     def host_for(self, job: Job) -> DispatchHost:
@@ -56,7 +56,7 @@ class WhiteBoxPredictor(Predictor):
 
     @abstractmethod
     def spread_of(self, step: Step) -> Spread:
-        """How far measured runs lie from such forecasts."""
+        """Say how far measured runs lie from such forecasts."""
 
     def tuning_for(self, job: Job) -> Tuning:
         """Factors on the parts of a step that a calibration has found."""
@@ -90,8 +90,8 @@ class WhiteBoxPredictor(Predictor):
         cluster, host = job.cluster, self.host_for(job)
         groups = cluster.distinct_groups
         hosts = [host_beside(cluster.alone(group), host) for group in groups] if len(groups) > 1 else ()
-        found = lay_out(job, self.costs_for(job), host_beside(cluster, host), hosts=hosts, gap_s=self.gap_s)
-        return balanced(found)
+        layout = lay_out(job, self.costs_for(job), host_beside(cluster, host), hosts=hosts, gap_s=self.gap_s)
+        return balanced(layout)
 
 
 class RatingPredictor(WhiteBoxPredictor):
@@ -99,20 +99,20 @@ class RatingPredictor(WhiteBoxPredictor):
 
     @abstractmethod
     def time_factor(self, job: Job) -> float:
-        """What the time of a step is multiplied by beside its tuning."""
+        """Give the factor on the time of a step beside its tuning."""
 
     @abstractmethod
     def memory_factors(self, job: Job, rank: RankMemory) -> Factors:
-        """How far what is reserved on a rank lies from its forecast."""
+        """Say how far what is reserved on a rank lies from its forecast."""
 
     def errors_by_part(self, step: Step) -> Mapping[str, float]:
-        """Of the logarithm of a step's time, standard deviations by what they come from: parts of one name
-        err alike, whatever the plan."""
+        """Give the standard deviations of the logarithm of a step's time by what they come from: parts of one
+        name err alike, whatever the plan."""
         factors = self.spread_of(step).time
         return {"all": math.log(factors.high / factors.low) / WIDTH_80}
 
     def tuned_layout(self, job: Job) -> Layout:
-        """What a step is played from."""
+        """Lay out what a step is played from."""
         return self.layout(job).tuned(self.tuning_for(job))
 
     def quick_time_s(self, layout: Layout) -> float:
@@ -120,7 +120,7 @@ class RatingPredictor(WhiteBoxPredictor):
         return step_time_s(layout) * self.time_factor(layout.job)
 
     def quick_chance(self, layout: Layout) -> float:
-        """Of running out of memory, with the allocator estimated."""
+        """Give the chance of running out of memory, with the allocator estimated."""
         job, rank = layout.job, quick_memory(layout)
         needed = Estimate.around(rank.needed_bytes, self.memory_factors(job, rank))
         capacity = rank.capacity_bytes or min(group.device.memory_bytes for group in job.cluster.groups)
@@ -128,7 +128,7 @@ class RatingPredictor(WhiteBoxPredictor):
 
 
 def _host_notes(job: Job) -> Iterator[str]:
-    """What is known of the host."""
+    """Say what is known of the host."""
     cluster = job.cluster
     if all(group.device.is_cpu for group in cluster.groups):
         return
@@ -137,8 +137,8 @@ def _host_notes(job: Job) -> Iterator[str]:
         speeds = ", ".join(f"{phase} {host.speed_of(phase):.2f}" for phase in PARTS)
         yield f"cluster.host: {host.cpu}, measured {host.measured}: {speeds} of the speed of {MEASURED_HOST}"
     elif cluster.host is None and any(group.node is None for group in cluster.groups):
-        what = "a host as fast as" if host is None else f"{host.cpu}, at {host.speed:.2f} of the speed of"
-        yield f"cluster.node is not given: {what} {MEASURED_HOST} is assumed"
+        taken = "a host as fast as" if host is None else f"{host.cpu}, at {host.speed:.2f} of the speed of"
+        yield f"cluster.node is not given: {taken} {MEASURED_HOST} is assumed"
 
 
 def host_beside(cluster: Cluster, host: DispatchHost) -> DispatchHost:

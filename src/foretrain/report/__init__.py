@@ -38,7 +38,7 @@ def dump(document: Any, *, indent: int | None = 2) -> str:
 
 
 def write_trace(forecast: Forecast, path: Path) -> int:
-    """One step as a Chrome trace, for Perfetto or chrome://tracing; returns the number of events."""
+    """Write one step as a Chrome trace, for Perfetto or chrome://tracing; returns the number of events."""
     step = forecast.inside("trace")
     events = list(trace_events(step, forecast.job.workload.model.label))
     write_atomically(path, dump({"traceEvents": events, "displayTimeUnit": "ms"}, indent=None))

@@ -10,16 +10,18 @@ from foretrain.units import format_quantity
 
 SHOWN_GROUPS = 12
 """Families, devices and sizes are listed up to this number, the largest first."""
+_WORST = 5
+"""Runs of a file that are listed as farthest off, for each quantity."""
 _SIZES = (1, 8, 64, 512)
 """Upper ends of the groups of device counts; the last one is open."""
 
 
-def markdown(board: Board, *, title: str = "Leaderboard", worst_runs: int = 5) -> str:
-    """The whole board as a page."""
-    return "\n".join((f"# {title}", "", *_lines(board, worst_runs))) + "\n"
+def markdown(board: Board) -> str:
+    """Write the whole board as a page."""
+    return "\n".join(("# Leaderboard", "", *_lines(board))) + "\n"
 
 
-def _lines(board: Board, worst_runs: int) -> Iterator[str]:
+def _lines(board: Board) -> Iterator[str]:
     yield from (lines := [f"- {line}" for line in overall(board)])
     if lines:
         yield ""
@@ -27,14 +29,14 @@ def _lines(board: Board, worst_runs: int) -> Iterator[str]:
     for heading, by in GROUPINGS.items():
         yield from _groups(board, heading, by)
     yield from _calibration(board)
-    yield from _worst(board, worst_runs)
+    yield from _worst(board)
     if board.missing:
         yield from ("", "## Not scored", "", *(f"- {line}" for line in board.missing))
 
 
 def overall(board: Board) -> Iterator[str]:
-    """What each predictor comes to over all step times, each counting alike."""
-    own = by_predictor(board)
+    """Sum up each predictor in a line: all of its step times, each counting alike."""
+    own = step_times(board)
     for name, points in own.items():
         [every] = groups(points, lambda point: "")
         sources = len({point.source for point in points})
@@ -55,31 +57,31 @@ SCORE_COLUMNS = (
 
 
 def score_rows(board: Board) -> Iterator[tuple[str, ...]]:
-    """What stands below ``SCORE_COLUMNS``."""
-    noise = {(one.source, one.quantity): one for one in board.noise}
-    for one in board.results:
-        own = noise.get((source(one.runs_file), one.quantity))
-        repeats = percent(None if own is None or one.bound else own.mean)
-        yield (*_names(one), f"{one.n:,}", f"{one.unsupported:,}", *_figures(one), repeats)
+    """List the scores as rows below ``SCORE_COLUMNS``."""
+    noise = {(score.source, score.quantity): score for score in board.noise}
+    for score in board.results:
+        own = noise.get((source(score.runs_file), score.quantity))
+        repeats = percent(None if own is None or score.bound else own.mean)
+        yield (*_names(score), f"{score.n:,}", f"{score.unsupported:,}", *_figures(score), repeats)
 
 
-def _names(one: PredictorScore) -> tuple[str, ...]:
-    what = f"`{one.quantity}`" + ("" if one.bound is None else f", {one.bound}-bound")
-    return one.predictor, source(one.runs_file), SPLITS.get(one.split, str(one.split)), what
+def _names(score: PredictorScore) -> tuple[str, ...]:
+    quantity = f"`{score.quantity}`" + ("" if score.bound is None else f", {score.bound}-bound")
+    return score.predictor, source(score.runs_file), SPLITS.get(score.split, str(score.split)), quantity
 
 
-def _figures(one: PredictorScore) -> tuple[str, ...]:
+def _figures(score: PredictorScore) -> tuple[str, ...]:
     return (
-        percent(one.mape),
-        percent(one.median_ape),
-        percent(one.p90_ape),
-        percent(one.bias, "+"),
-        percent(one.coverage),
+        percent(score.mape),
+        percent(score.median_ape),
+        percent(score.p90_ape),
+        percent(score.bias, "+"),
+        percent(score.coverage),
     )
 
 
 def size_of(point: Point) -> str:
-    """The group of its number of devices."""
+    """Name the group that a point's number of devices belongs to."""
     least = 1
     for most in _SIZES:
         if point.devices <= most:
@@ -97,33 +99,38 @@ GROUPINGS: Mapping[str, Callable[[Point], str]] = {
 """Ways to group the step times of a predictor."""
 
 
-def by_predictor(board: Board, quantity: str = "step_time_s") -> dict[str, list[Point]]:
-    """The points of a quantity of each predictor; none of a split that asks for more than it saw."""
-    found: dict[str, list[Point]] = {}
+def step_times(board: Board) -> dict[str, list[Point]]:
+    """Gather the step times of each predictor; none of a split that asks for more than it saw."""
+    points_of: dict[str, list[Point]] = {}
     for point in board.points:
-        if point.quantity == quantity and not (point.split or "").startswith("extrapolate"):
-            found.setdefault(point.predictor, []).append(point)
-    return found
+        if point.quantity == "step_time_s" and not (point.split or "").startswith("extrapolate"):
+            points_of.setdefault(point.predictor, []).append(point)
+    return points_of
 
 
 def _groups(board: Board, heading: str, by: Callable[[Point], str]) -> Iterator[str]:
-    own = {name: groups(points, by) for name, points in by_predictor(board).items()}
+    own = {name: groups(points, by) for name, points in step_times(board).items()}
     if not own:
         return
     yield from ("", f"## {heading}", "", "Step times.", "")
     yield from _table(
         ("predictor", "group", "n", "MAPE", "median", "bias", "in the 80 % interval"),
-        ((name, *_group(one)) for name, found in own.items() for one in found[:SHOWN_GROUPS]),
+        ((name, *_group(one)) for name, members in own.items() for one in members[:SHOWN_GROUPS]),
     )
 
 
-def _group(one: PointGroup) -> tuple[str, ...]:
-    figures = (percent(one.mape), percent(one.median_ape), percent(one.bias, "+"), percent(one.coverage))
-    return one.label, f"{one.n:,}", *figures
+def _group(group: PointGroup) -> tuple[str, ...]:
+    figures = (
+        percent(group.mape),
+        percent(group.median_ape),
+        percent(group.bias, "+"),
+        percent(group.coverage),
+    )
+    return group.label, f"{group.n:,}", *figures
 
 
 def _calibration(board: Board) -> Iterator[str]:
-    own = {name: calibration(points) for name, points in by_predictor(board).items()}
+    own = {name: calibration(points) for name, points in step_times(board).items()}
     if not own:
         return
     levels = [f"{level:.0%}" for level, _ in next(iter(own.values()))]
@@ -135,12 +142,12 @@ def _calibration(board: Board) -> Iterator[str]:
     )
 
 
-def _worst(board: Board, count: int) -> Iterator[str]:
+def _worst(board: Board) -> Iterator[str]:
     own: dict[tuple[str, str], list[Point]] = {}
     for point in board.points:
         if point.split is None or not point.split.startswith("extrapolate"):
             own.setdefault((point.source, point.quantity), []).append(point)
-    if not own or not count:
+    if not own:
         return
     yield from ("", "## The runs that are farthest off", "")
     yield from _table(
@@ -149,7 +156,7 @@ def _worst(board: Board, count: int) -> Iterator[str]:
             (point.source, str(point.line), f"`{point.quantity}`", point.predictor, point.model,
              f"{point.devices:,} x {point.device}", format_quantity(point.quantity, point.measured),
              format_quantity(point.quantity, point.predicted), percent(point.error, "+"))
-            for points in own.values() for point in worst(points, count)
+            for points in own.values() for point in worst(points, _WORST)
         ),
     )  # fmt: skip
 

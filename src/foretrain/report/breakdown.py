@@ -23,10 +23,10 @@ class Row:
     cumulated: float
 
 
-def breakdown(forecast: Forecast, what: What, *, rows: int = 20, depth: int | None = None) -> list[Row]:
+def breakdown(forecast: Forecast, grouping: What, *, rows: int = 20, depth: int | None = None) -> list[Row]:
     """The largest parts first; what is beyond ``rows`` is added up in a last row."""
-    seconds = forecast.inside(f"breakdown by {what}").by(what)
-    if what == "layer":
+    seconds = forecast.inside(f"breakdown by {grouping}").by(grouping)
+    if grouping == "layer":
         seconds = merge_layers(seconds, depth=depth)
     total = sum(seconds.values())
     listed = sorted(seconds.items(), key=lambda item: -item[1])
@@ -42,7 +42,7 @@ def breakdown(forecast: Forecast, what: What, *, rows: int = 20, depth: int | No
 
 
 def device_time(forecast: Forecast) -> str:
-    """What the parts of a breakdown add up to, in words."""
+    """Say in words what the parts of a breakdown add up to."""
     step = forecast.inside("breakdown")
     stages, seconds = len(step.layout.stages), sum(step.by("phase").values())
     if stages > 1:
@@ -67,12 +67,16 @@ def merge_layers(seconds: Mapping[str, float], *, depth: int | None = None) -> d
     return table
 
 
-def kinds_of_layers(paths: Iterable[str], *, depth: int = 12) -> dict[str, str]:
-    """What each layer is called where numbered blocks are one: ``model.layers.*.mlp`` of
+_DEEPEST = 12
+"""Names of a layer's path that tell its kind."""
+
+
+def kinds_of_layers(paths: Iterable[str]) -> dict[str, str]:
+    """Name the kind of each layer, where numbered blocks are one: ``model.layers.*.mlp`` of
     ``model.layers.12.mlp``."""
     known = list(paths)
     blocks = _blocks(known)
-    return {path: _cut(path, blocks, depth) for path in known}
+    return {path: _cut(path, blocks, _DEEPEST) for path in known}
 
 
 def _blocks(paths: Iterable[str]) -> frozenset[str]:

@@ -80,7 +80,7 @@ def check_markdown(check: JobCheck, base: Explanation | None = None) -> str:
 
 
 def _details(check: JobCheck, base: Explanation | None) -> Iterator[str]:
-    """What can be opened: the job, fields that differ, what a step and memory go to, assumptions."""
+    """Write what can be opened: the job, fields that differ, what a step and memory go to, assumptions."""
     forecast, job = check.forecast, check.forecast.job
     yield "<details><summary>Details</summary>\n"
     yield f"- {_escaped(figures.describe_model(job))}, {_escaped(figures.describe_cluster(job))}"
@@ -122,8 +122,10 @@ def reasons(check: JobCheck, base: Explanation | None = None) -> list[str]:
 
 def remedy_lines(forecast: Forecast) -> list[str]:
     """The changes that would make the job fit, in one sentence; none where it fits or nobody asked."""
-    found = [f"{one.value} ({one.detail})" if one.detail else one.value for one in figures.remedies(forecast)]
-    return [f"It would fit with {'; or '.join(found)}"] if found else []
+    changes = [
+        f"{one.value} ({one.detail})" if one.detail else one.value for one in figures.remedies(forecast)
+    ]
+    return [f"It would fit with {'; or '.join(changes)}"] if changes else []
 
 
 def changes(explained: Explanation) -> list[tuple[ComparedFigure, Form]]:
@@ -155,7 +157,7 @@ def _interval(verdict: LimitVerdict, form: Form) -> str:
 
 
 def _which(check: JobCheck, verdict: LimitVerdict) -> str:
-    """Which memory ``--max-memory`` is of: what the allocator holds, or the peak where only that is
+    """Say which memory ``--max-memory`` is of: what the allocator holds, or the peak where only that is
     forecast."""
     if verdict.name != "memory":
         return ""

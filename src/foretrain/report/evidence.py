@@ -29,26 +29,26 @@ def evidence_table(evidence: Evidence | None) -> RenderableType:
     )
 
 
-def _row(one: Neighbour, quantity: str) -> list[str]:
-    outcome = one.outcome
+def _row(neighbour: Neighbour, quantity: str) -> list[str]:
+    outcome = neighbour.outcome
     form = format_seconds if quantity.endswith("_s") else "{:.3g}".format
-    several = one.measured is None
+    several = neighbour.measured is None
     memory = outcome.memory_error
     return [
-        f"{one.distance:.2f}",
-        "" if one.measured is None else form(one.measured),
-        "" if one.predicted is None else form(one.predicted),
+        f"{neighbour.distance:.2f}",
+        "" if neighbour.measured is None else form(neighbour.measured),
+        "" if neighbour.predicted is None else form(neighbour.predicted),
         f"{outcome.error:.0%}" if several else f"{outcome.error:+.0%}",
         "" if memory is None else f"{memory:.0%}" if several else f"{memory:+.0%}",
-        one.about if not several else f"{one.about} (median of {one.runs:,} runs)",
-        one.source + (" (left out)" if one.left_out else ""),
+        neighbour.about if not several else f"{neighbour.about} (median of {neighbour.runs:,} runs)",
+        neighbour.source + (" (left out)" if neighbour.left_out else ""),
     ]
 
 
 def _notes(evidence: Evidence) -> list[str]:
     inside = f"{evidence.coverage:.0%} of them lay in their 80 % intervals"
-    what = "" if evidence.quantity == "step_time_s" else f" of {evidence.quantity}"
-    notes = [f"median error{what} {evidence.median_error:.0%}; {inside}"]
+    of_quantity = "" if evidence.quantity == "step_time_s" else f" of {evidence.quantity}"
+    notes = [f"median error{of_quantity} {evidence.median_error:.0%}; {inside}"]
     if any(one.left_out for one in evidence.nearest):
         notes.append("left out: forecast without having learned from the architecture's family")
     if evidence.learned_from:
@@ -59,7 +59,7 @@ def _notes(evidence: Evidence) -> list[str]:
 
 
 def side_by_side_table(answers: SideBySide) -> RenderableType:
-    """What each predictor gives, which of them knows such jobs, and where they disagree."""
+    """Lay out what each predictor gives, which of them knows such jobs, and where they disagree."""
     headings = ("predictor", "step", "80 % interval", "reserved", "training", "runs like it", "error", "held")
     parts: list[RenderableType] = [
         Text(describe_model(answers.job), style="bold"),
@@ -80,8 +80,8 @@ def side_by_side_table(answers: SideBySide) -> RenderableType:
     return Group(*parts)
 
 
-def _entry(one: PredictorAnswer) -> list[str]:
-    forecast, evidence, step = one.forecast, one.evidence, one.step_time
+def _entry(answer: PredictorAnswer) -> list[str]:
+    forecast, evidence, step = answer.forecast, answer.evidence, answer.step_time
     assert forecast is not None
     scores = ["none kept", "", ""]
     if evidence is not None:
@@ -90,7 +90,7 @@ def _entry(one: PredictorAnswer) -> list[str]:
     need, total = forecast.fullest, forecast.quantities.get("total_time_s")
     reserved = "reserved_memory_bytes" in forecast.quantities
     return [
-        one.predictor,
+        answer.predictor,
         "" if step is None else format_seconds(step.median),
         "" if step is None else f"{format_seconds(step.low)} to {format_seconds(step.high)}",
         "" if need is None else format_bytes(need.median) + ("" if reserved else " (peak)"),

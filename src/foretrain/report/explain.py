@@ -38,8 +38,8 @@ class ComparedParts:
     parts: tuple[ComparedFigure, ...]
 
     def share(self, part: ComparedFigure) -> float | None:
-        """Of the whole difference; None when there is hardly any. Parts that go the other way are below
-        zero."""
+        """Give a part as a share of the whole difference; None when there is hardly any. Parts that go the
+        other way are below zero."""
         return None if self.is_same else part.difference / self.whole.difference
 
     @property
@@ -61,7 +61,7 @@ class ComparedParts:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What is different in the jobs, in a step and in the memory of the fullest rank."""
+    """Says what is different in the jobs, in a step and in the memory of the fullest rank."""
 
     a: Forecast
     b: Forecast
@@ -74,7 +74,7 @@ class Explanation:
 
     @property
     def sentences(self) -> list[str]:
-        """What to tell somebody who reads one line, and what to add to it."""
+        """Write a sentence for somebody who reads one line, and what to add to it."""
         return [sentence[0].upper() + sentence[1:] for sentence in _sentences(self)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,10 +159,10 @@ def _sentences(explained: Explanation) -> Iterator[str]:
         yield f"{b} takes {format_bytes(size)} {less} memory on {_fullest(explained)}{reason}"
 
 
-def _fullest(found: Explanation) -> str:
+def _fullest(explanation: Explanation) -> str:
     return (
         "its fullest rank"
-        if any(len(forecast.ranks) > 1 for forecast in (found.a, found.b))
+        if any(len(forecast.ranks) > 1 for forecast in (explanation.a, explanation.b))
         else "each device"
     )
 

@@ -10,7 +10,7 @@ from foretrain.duration import DATA
 from foretrain.forecast import Estimate, Forecast, RankMemory, fullest_of
 from foretrain.job import Job
 from foretrain.step.frameworks import logged_stage as stage_that_logs
-from foretrain.units import count_of, format_bytes, format_count, format_dollars, format_seconds
+from foretrain.units import counted, format_bytes, format_count, format_dollars, format_seconds
 
 if TYPE_CHECKING:
     from foretrain.predictors.fitting_changes import Remedy
@@ -64,7 +64,7 @@ def describe_work(forecast: Forecast) -> str:
 
 
 def _count(parameters: int) -> str:
-    """As models are called: 8.03 B, 25.6 M."""
+    """Write a count as models are called: 8.03 B, 25.6 M."""
     return format_count(parameters).replace("G", "B")
 
 
@@ -72,7 +72,7 @@ def describe_cluster(job: Job) -> str:
     """``on 16 x h100-sxm-80gb (2 nodes of 8), data 2 x tensor 8, 4 micro-batches of 2``."""
     groups = []
     for group in job.cluster.groups:
-        cores = f" ({count_of(group.device.cores, 'core')} each)" if group.device.is_cpu else ""
+        cores = f" ({counted(group.device.cores, 'core')} each)" if group.device.is_cpu else ""
         spread = f" ({group.nodes} nodes of {group.devices_per_node})" if group.nodes > 1 else ""
         groups.append(f"{group.world_size} x {group.device.name}{cores}{spread}")
     words = [f"on {' and '.join(groups)}"]
@@ -103,7 +103,7 @@ def step_figure(forecast: Forecast) -> Figure | None:
 
 
 def step_parts(forecast: Forecast) -> dict[str, float]:
-    """What a step goes to, in seconds: the parts that are not empty, where there are several."""
+    """List what a step goes to, in seconds: the parts that are not empty, where there are several."""
     parts = {} if forecast.step is None else forecast.step.causes_s
     shown = {name: seconds for name, seconds in parts.items() if seconds > 0}
     return shown if len(shown) > 1 else {}
@@ -132,8 +132,8 @@ def rate_figures(forecast: Forecast) -> Iterator[Figure]:
 
 
 def _flops(forecast: Forecast) -> Iterator[Figure]:
-    """What one device does of the throughput and of the model's arithmetic, and in training the share of its
-    peak."""
+    """Write what one device does of the throughput and of the model's arithmetic, and in training the share
+    of its peak."""
     flops, time = forecast.flops, forecast.quantities.get("step_time_s")
     if flops is None or time is None:
         return
@@ -161,14 +161,16 @@ def _waits_for_data(forecast: Forecast) -> bool:
 
 
 def _network(forecast: Forecast) -> Iterator[Figure]:
-    """What a rank sends and receives, as one figure where both are the same."""
-    sent, received = (forecast.quantities.get(f"network_{way}_bytes_per_s") for way in ("tx", "rx"))
-    ways = (
+    """Write what a rank sends and receives, as one figure where both are the same."""
+    sent, received = (
+        forecast.quantities.get(f"network_{direction}_bytes_per_s") for direction in ("tx", "rx")
+    )
+    rates = (
         {"network per rank, each way": sent}
         if sent == received
         else {"sent per rank": sent, "received per rank": received}
     )
-    for label, estimate in ways.items():
+    for label, estimate in rates.items():
         if estimate is not None and estimate.median:
             yield _figure(label, estimate, lambda rate: format_count(rate, "B/s"))
 
@@ -199,7 +201,8 @@ def memory_figures(forecast: Forecast) -> Iterator[Figure]:
 
 
 def peak_moment(forecast: Forecast) -> Figure | None:
-    """When the memory of the fullest rank is at its peak: the phase of the step, and what runs then."""
+    """Name the moment when the memory of the fullest rank is at its peak: the phase of the step, and what
+    runs then."""
     moment = forecast.peak_moment
     if moment is None:
         return None
@@ -258,7 +261,7 @@ def training_figures(forecast: Forecast) -> Iterator[Figure]:
 
 
 def _price_of_many(forecast: Forecast) -> Iterator[Figure]:
-    """Of inference: what a million tokens, or samples, cost where every batch follows the one before."""
+    """Price a million tokens, or samples, of inference where every batch follows the one before."""
     name = "tokens" if "tokens_per_s" in forecast.quantities else "samples"
     rate = forecast.quantities.get(f"{name}_per_s")
     if forecast.job.trains or rate is None or forecast.price_per_hour is None:
@@ -269,7 +272,7 @@ def _price_of_many(forecast: Forecast) -> Iterator[Figure]:
 
 
 def _parts(forecast: Forecast) -> Iterator[Figure]:
-    """What the whole training goes to, with where each figure comes from."""
+    """List what the whole training goes to, with where each figure comes from."""
     for part in forecast.duration.parts if forecast.duration is not None else ():
         figure = _figure(f"  {part.name}", part.time_s, format_seconds)
         yield Figure(figure.label, figure.value, f"{figure.detail} {part.source}")
@@ -297,7 +300,7 @@ def fits(forecast: Forecast) -> tuple[Verdict, Figure] | None:
 
 
 def _short_of(forecast: Forecast) -> str:
-    """What of the memory goes beyond the device: tensors, gaps between them, or the cache alone."""
+    """Say what of the memory goes beyond the device: tensors, gaps between them, or the cache alone."""
     short = forecast.memory_short_of
     if short is None:
         return ""
@@ -327,7 +330,7 @@ def remedies(forecast: Forecast) -> list[Figure]:
 
 
 def recomputation(forecast: Forecast) -> Iterator[Figure]:
-    """What recomputation saves and costs: of the whole step, and of a layer of each kind."""
+    """Write what recomputation saves and costs: of the whole step, and of a layer of each kind."""
     recomputed = forecast.recomputation
     if recomputed is None:
         return
@@ -352,16 +355,16 @@ def recomputation(forecast: Forecast) -> Iterator[Figure]:
         yield Figure(f"  {kind}", f"saves {format_bytes(saved)}", each + many)
 
 
-def _remedy(forecast: Forecast, one: Remedy) -> str:
+def _remedy(forecast: Forecast, remedy: Remedy) -> str:
     """``71.2 GiB, +3% time``; with the capacity and the price where they are others."""
-    size = format_bytes(one.memory.median)
-    if one.capacity_bytes != forecast.memory_capacity_bytes:
-        size += f" of {format_bytes(one.capacity_bytes)}"
+    size = format_bytes(remedy.memory.median)
+    if remedy.capacity_bytes != forecast.memory_capacity_bytes:
+        size += f" of {format_bytes(remedy.capacity_bytes)}"
     words = [size]
-    if one.slower is not None:
-        words.append(_slower(one.slower))
-    if one.price_per_hour is not None and one.price_per_hour != forecast.price_per_hour:
-        words.append(f"{format_dollars(one.price_per_hour)}/h")
+    if remedy.slower is not None:
+        words.append(_slower(remedy.slower))
+    if remedy.price_per_hour is not None and remedy.price_per_hour != forecast.price_per_hour:
+        words.append(f"{format_dollars(remedy.price_per_hour)}/h")
     return ", ".join(words)
 
 
@@ -380,7 +383,7 @@ def chance_words(value: float) -> str:
 
 
 def notes(forecast: Forecast) -> list[str]:
-    """What to know when reading the figures."""
+    """List what to know when reading the figures."""
     logged, framework = logged_stage(forecast), forecast.job.workload.training.framework
     which = (
         []

@@ -47,7 +47,7 @@ class JsonLines:
         self.count += 1
 
     def _append(self, file: io.FileIO, line: bytes) -> None:
-        """One unbuffered write, which Ctrl-C does not cut; what a full disk cuts is taken back."""
+        """Write at once and unbuffered, which Ctrl-C does not cut; what a full disk cuts is taken back."""
         try:
             if file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -22,13 +22,13 @@ def to_text(forecast: Forecast) -> str:
     return printed(summary(forecast))
 
 
-def printed(what: RenderableType) -> str:
+def printed(content: RenderableType) -> str:
     """Text as on a terminal, without colours."""
     written = io.StringIO()
     console = Console(
         file=written, width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False
     )
-    console.print(what)
+    console.print(content)
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
 
 

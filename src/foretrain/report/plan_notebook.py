@@ -28,7 +28,7 @@ _KWH = 3.6e6
 
 
 def to_html(plans: Plans) -> str:
-    """What notebooks show: the ranking, and how sure it is."""
+    """Write what notebooks show: the ranking, and how sure it is."""
     return ranking(plans) + _list([*verdicts(plans), *nothing_lines(plans)])
 
 

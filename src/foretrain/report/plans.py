@@ -62,12 +62,12 @@ def cluster_words(job: Job) -> str:
 
 
 def to_text(plans: Plans) -> str:
-    """What the command line prints, without colours."""
+    """Write what the command line prints, without colours."""
     return printed(shown(plans))
 
 
 def shown(plans: Plans) -> RenderableType:
-    """All that there is to say."""
+    """Lay out all that there is to say."""
     parts: list[RenderableType] = [Text(line) for line in heading(plans)]
     if plans.options:
         parts.append(plans_table(plans))
@@ -82,7 +82,7 @@ def shown(plans: Plans) -> RenderableType:
 
 
 def heading(plans: Plans) -> Iterator[str]:
-    """What was searched: for which framework, with which goal and limits."""
+    """Say what was searched: for which framework, with which goal and limits."""
     goal = plans.goal
     wanted = [f"least {goal.objective}"]
     if goal.deadline_s is not None:
@@ -145,7 +145,7 @@ def _chance(chance: float | None) -> str:
 
 
 def verdicts(plans: Plans) -> Iterator[str]:
-    """How sure the ranking is, and why the first option comes before the second."""
+    """Say how sure the ranking is, and why the first option comes before the second."""
     first = plans[0]
     if first.misses:
         yield f"none of them keeps within the {' and the '.join(first.misses)}; the nearest come first"
@@ -164,16 +164,16 @@ def verdicts(plans: Plans) -> Iterator[str]:
 
 
 def reasons(plans: Plans) -> Iterator[str]:
-    """For each option why it comes before the next one, by cause; of those on the same cluster."""
+    """Say for each option why it comes before the next one, by cause; of those on the same cluster."""
     for number, (one, other) in enumerate(itertools.pairwise(plans[:_EXPLAINED]), start=1):
         if one.forecast.step is None or other.forecast.step is None:
             continue
         if one.job.cluster != other.job.cluster:
             yield f"{number} before {number + 1}: {_between_clusters(one, other)}"
             continue
-        found = explain(one.forecast, other.forecast)
+        explained = explain(one.forecast, other.forecast)
         sentence = (
-            next(iter(found.sentences), "").replace("B is", f"{number + 1} is").replace("A and B", "both")
+            next(iter(explained.sentences), "").replace("B is", f"{number + 1} is").replace("A and B", "both")
         )
         yield f"{number} before {number + 1}: {sentence[:1].lower()}{sentence[1:]}"
 
@@ -190,7 +190,7 @@ def _between_clusters(one: Option, other: Option) -> str:
 
 
 def around_table(steps: Sequence[AxisStep]) -> Table:
-    """What one step along each axis changes."""
+    """Lay out what one step along each axis changes."""
     rows = [
         [
             step.axis.replace("_", " "),
@@ -218,7 +218,7 @@ def nothing_lines(plans: Plans) -> Iterator[str]:
 
 
 def search_lines(plans: Plans) -> Iterator[str]:
-    """How many plans were considered, and why most of them were not costed."""
+    """Say how many plans were considered, and why most of them were not costed."""
     unseen = plans.cuts_left and not plans.interrupted
     left = f"; {plans.cuts_left} ways to cut the model promised nothing" if unseen else ""
     by_bounds = plans.too_large - plans.costed_too_large
@@ -292,9 +292,9 @@ def _place(value: float, low: float, high: float, most: int) -> int:
 # What if
 
 
-def curve_tables(found: Sequence[Curve]) -> Iterator[RenderableType]:
+def curve_tables(all_curves: Sequence[Curve]) -> Iterator[RenderableType]:
     """Time and cost against the number of devices, with the knee marked."""
-    for curve in found:
+    for curve in all_curves:
         knee = curve.knee
         rows = [
             [
@@ -321,7 +321,7 @@ def _efficiency(curve: Curve, point: Option) -> float:
 
 
 def many_runs_table(ways: Sequence[ManyRuns]) -> Table:
-    """Ways to make many runs."""
+    """Lay out ways to make many runs."""
     rows = [
         [
             cluster_words(one.option.job),
@@ -400,11 +400,11 @@ def suggestion_lines(suggestions: Sequence[Suggestion]) -> Iterator[RenderableTy
         yield Text("nothing that was tried would help by 1 % or more")
         return
     yield Text("would help most:")
-    for one in suggestions:
-        step, chance = one.forecast["step_time_s"], one.forecast.out_of_memory_chance
+    for suggestion in suggestions:
+        step, chance = suggestion.forecast["step_time_s"], suggestion.forecast.out_of_memory_chance
         notes = [] if chance is None else [f"{chance:.0%} chance of running out of memory"]
-        notes += ["other numbers"] if one.changes_numbers else []
+        notes += ["other numbers"] if suggestion.changes_numbers else []
         yield Text(
-            f"- {one.change}: {one.faster:+.0%} samples/s, {format_seconds(step.median)} a step"
+            f"- {suggestion.change}: {suggestion.faster:+.0%} samples/s, {format_seconds(step.median)} a step"
             + (f" ({', '.join(notes)})" if notes else "")
         )

@@ -42,9 +42,9 @@ def resource_table(resources: Resources) -> RenderableType:
     return Group(table(HEADINGS, rows, right=HEADINGS[1:-1]), *lines)
 
 
-def definitions(found: Resources) -> list[str]:
-    """What the figures are, in words."""
-    window, sampled = format_seconds(found.window_s), format_seconds(found.sampled_s)
+def definitions(resources: Resources) -> list[str]:
+    """Say in words what the figures are."""
+    window, sampled = format_seconds(resources.window_s), format_seconds(resources.sampled_s)
     return [
         *(f"{_NAMES[name]}: {words}" for name, words in DEFINITIONS.items()),
         "averages are those of the step; idle and active times are mean stretches, and peaks the mean of"
@@ -53,7 +53,7 @@ def definitions(found: Resources) -> list[str]:
 
 
 def document(resources: Resources) -> dict[str, Any]:
-    """For JSON."""
+    """Write the resources as JSON values."""
     return {
         "window_s": resources.window_s,
         "figures": dict(resources.figures),
@@ -63,7 +63,7 @@ def document(resources: Resources) -> dict[str, Any]:
 
 
 def panels(resources: Resources) -> dict[str, Any]:
-    """For the page: a panel for each resource over a few steps, with where steps end."""
+    """Make the panels of the page: one for each resource over a few steps, with where steps end."""
     period_s = resources.steps.period_s
     samples = len(resources.steps.values[RESOURCES[0]])
     times = [round(1e3 * period_s * i, 4) for i in range(samples + 1)]
@@ -77,7 +77,7 @@ def panels(resources: Resources) -> dict[str, Any]:
 
 
 def _unit(name: str, highest: float) -> tuple[str, float]:
-    """What a resource is drawn in, and how much of it a share or a byte per second is."""
+    """Choose the unit that a resource is drawn in, and how much of it a share or a byte per second is."""
     if not name.startswith("network"):
         return "%", 100.0
     return ("GB/s", 1e-9) if highest >= 1e8 else ("MB/s", 1e-6)

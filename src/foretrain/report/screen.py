@@ -36,7 +36,7 @@ def width() -> int:
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress(noun: str) -> Iterator[Callable[[int, int], None]]:
     """A bar with the time left and what the block says that it does, on stderr, moved by calls with how many
     are done of how many; nothing without a terminal."""
     tell("")
@@ -48,22 +48,22 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     words = TextColumn("{task.fields[now]}", "dim")
     columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn())
     console = _console(stderr=True)
-    room = max(console.width - _BAR - len(what), 0)
+    room = max(console.width - _BAR - len(noun), 0)
     with Progress(*columns, words, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None, now="")
+        task = bar.add_task(noun, total=None, now="")
         with listening(lambda now, done, total: bar.update(task, now=_counted(now, done, total)[:room])):
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _counted(what: str, done: int | None, total: int | None) -> str:
-    return f"{what}: {done or 0:,} of {total:,}" if total else what
+def _counted(words: str, done: int | None, total: int | None) -> str:
+    return f"{words}: {done or 0:,} of {total:,}" if total else words
 
 
 @contextlib.contextmanager
 def doing() -> Iterator[None]:
-    """What the block says that it does (``progress.tell``), in a line on stderr that goes when it ends, with
-    the time since it began and, where parts are counted, the time left; nothing without a terminal, nor where
-    another program reads stdout: a pager would share the terminal."""
+    """Show what the block says that it does (``progress.tell``), in a line on stderr that goes when it ends,
+    with the time since it began and, where parts are counted, the time left; nothing without a terminal, nor
+    where another program reads stdout: a pager would share the terminal."""
     if not (sys.stderr.isatty() and (sys.stdout.isatty() or _is_file(sys.stdout))):
         yield
         return
@@ -83,14 +83,14 @@ class _Doing:
         self._what, self._done, self._total = "", 0, 0
         self._began_s = self._counted_s = 0.0
 
-    def hear(self, what: str, done: int | None, total: int | None) -> None:
-        if not what:
+    def hear(self, words: str, done: int | None, total: int | None) -> None:
+        if not words:
             self.end()
             return
         now_s = time.monotonic()
-        if done is not None and what != self._what:
+        if done is not None and words != self._what:
             self._counted_s = now_s
-        self._what, self._done, self._total = what, done or 0, total or 0
+        self._what, self._done, self._total = words, done or 0, total or 0
         if self._live is None:
             from rich.live import Live
 

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from foretrain.client import ServedForecast
-from foretrain.job import QUANTITIES
+from foretrain.quantities import QUANTITIES
 from foretrain.report.tables import table
 from foretrain.units import format_bytes, format_count, format_dollars, format_seconds
 

@@ -14,8 +14,8 @@ from rich.text import Text
 from foretrain.catalog import Catalog, Device, LinkSpec, Node
 from foretrain.catalog.hosts import HostProfile
 from foretrain.graph import PHASES, OpGraph
-from foretrain.job import RESOURCE_FIGURES
 from foretrain.predictors.base import Table as Figures
+from foretrain.quantities import RESOURCE_FIGURES
 from foretrain.units import format_bytes, format_count, format_dollars, format_quantity, format_seconds
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ def evaluation_tables(results: Sequence[Mapping[str, Any]], *, wide: bool = Fals
         by_file.setdefault(result["runs_file"], []).append(result)
     tables = []
     for file, of_file in by_file.items():
-        made = _errors_table(of_file, wide=wide)
+        errors = _errors_table(of_file, wide=wide)
         if len(by_file) > 1:
-            made.title, made.title_justify, made.title_style = Text(file), "left", "bold"
-        tables.append(made)
+            errors.title, errors.title_justify, errors.title_style = Text(file), "left", "bold"
+        tables.append(errors)
     return Group(*tables)
 
 
@@ -121,9 +121,13 @@ def _whole(result: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(result[key] for key in ("predictor", "runs_file", "quantity"))
 
 
-def _short(name: str, most: int = 24) -> str:
-    """The end of a name that is too long for its column: the file, class or folder of a predictor."""
-    return name if len(name) <= most else f"…{name[1 - most :]}"
+_NAME_WIDTH = 24
+"""Letters of a predictor's name that its column has room for."""
+
+
+def _short(name: str) -> str:
+    """Keep the end of a name that is too long for its column: the file, class or folder of a predictor."""
+    return name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"
 
 
 def figures_table(figures: Figures) -> Table:
@@ -177,13 +181,13 @@ def search_table(turn: Turn) -> Table:
 
     headings = ("machines", "workers", "batch", "time", "cost", "in time", "runs")
     rows = []
-    for one in sorted(turn.tried, key=lambda one: (not one.in_time, one.cost)):
-        priced = one.job.cluster.price_per_hour is not None
+    for tried in sorted(turn.tried, key=lambda tried: (not tried.in_time, tried.cost)):
+        priced = tried.job.cluster.price_per_hour is not None
         rows.append([
-            machines(one.job), f"{one.job.cluster.world_size:,}",
-            f"{one.job.workload.training.global_batch:,}", format_seconds(one.time_s),
-            format_dollars(one.cost) if priced else f"{format_seconds(one.cost)} of a device",
-            "yes" if one.in_time else "no", f"{one.runs:,}",
+            machines(tried.job), f"{tried.job.cluster.world_size:,}",
+            f"{tried.job.workload.training.global_batch:,}", format_seconds(tried.time_s),
+            format_dollars(tried.cost) if priced else f"{format_seconds(tried.cost)} of a device",
+            "yes" if tried.in_time else "no", f"{tried.runs:,}",
         ])  # fmt: skip
     return table(headings, rows, right=headings[1:])
 
@@ -225,7 +229,7 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def details(entry: Mapping[str, Any]) -> RenderableType:
-    """One catalogue entry: the fields that it has, its source last."""
+    """Lay out one catalogue entry: the fields that it has, its source last."""
     given = {key: value for key, value in entry.items() if value not in (None, "", [], (), {})}
     ordered = sorted(given.items(), key=lambda item: item[0] == "source")
     return _pairs((key.replace("_", " "), _readable(key, value)) for key, value in ordered)
@@ -265,7 +269,7 @@ _UNITS: dict[str, Callable[[float], str]] = {
 
 
 def listing(kind: str, entries: Mapping[str, Mapping[str, Any]], catalog: Catalog) -> Table:
-    """One row for each entry of a kind."""
+    """Lay out the entries of a kind, a row for each."""
     if kind == "devices":
         return _device_table(catalog.device(name) for name in entries)
     if kind == "nodes":
@@ -370,7 +374,7 @@ def _link(link: LinkSpec) -> str:
 
 
 def host_profile(profile: HostProfile) -> Table:
-    """What benchmarks of a host took per call, on a GPU and on the CPU alone."""
+    """Lay out what benchmarks of a host took per call, on a GPU and on the CPU alone."""
     places = [place for place in ("cuda", "cpu") if place in profile.seconds]
     names = dict.fromkeys(name for place in places for name in profile.seconds[place])
     headings = {"cuda": f"on {profile.device}", "cpu": f"on {profile.cpu}"}

@@ -50,7 +50,7 @@ def summary(forecast: Forecast, *, all_notes: bool = False) -> RenderableType:
 
 
 def _notes(notes: Sequence[str], most: int | None) -> Table:
-    """One below the other; beyond ``most`` they are counted."""
+    """Lay notes out one below the other; beyond ``most`` they are counted."""
     if most is not None and len(notes) > most:
         hidden = len(notes) - most + 1
         notes = [*notes[: most - 1], f"{hidden} more assumptions: --assumptions shows them, --json has them"]
@@ -60,15 +60,15 @@ def _notes(notes: Sequence[str], most: int | None) -> Table:
     return table
 
 
-def breakdown_table(forecast: Forecast, what: What, *, depth: int | None = None) -> RenderableType:
+def breakdown_table(forecast: Forecast, grouping: What, *, depth: int | None = None) -> RenderableType:
     """The twenty largest parts of the step's device time."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(what, overflow="fold")
+    table.add_column(grouping, overflow="fold")
     for heading in ("time", "share", "cumulated"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in breakdown(forecast, what, depth=depth):
+    for row in breakdown(forecast, grouping, depth=depth):
         table.add_row(Text(row.name), format_seconds(row.time_s), f"{row.share:.1%}", f"{row.cumulated:.1%}")
-    return Group(Text(f"device time of a step by {what}: {device_time(forecast)}", style="bold"), table)
+    return Group(Text(f"device time of a step by {grouping}: {device_time(forecast)}", style="bold"), table)
 
 
 def _step(forecast: Forecast, layout: _Layout) -> Iterator[RenderableType]:
@@ -173,8 +173,8 @@ def explanation(explained: Explanation) -> RenderableType:
     return Group(*parts)
 
 
-def _fields(found: Explanation) -> Iterator[RenderableType]:
-    listed = list(found.fields.items())
+def _fields(explanation: Explanation) -> Iterator[RenderableType]:
+    listed = list(explanation.fields.items())
     if listed:
         yield Text("from A to B", style="dim")
     for name, (a, b) in listed[:_MOST_FIELDS]:

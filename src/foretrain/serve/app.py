@@ -21,6 +21,7 @@ from foretrain.measure.store import NoSuchRun, StoreError
 from foretrain.schema import read
 from foretrain.serve.errands import Errand
 from foretrain.serve.guard import App, Guard
+from foretrain.serve.models import matching_models
 from foretrain.serve.pages import add_page
 from foretrain.serve.pool import Busy, TaskRefused
 from foretrain.serve.requests import (
@@ -217,12 +218,12 @@ def _add_knowledge(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", openapi_extra=_asks(ModelsQuery))
     async def models(request: Request) -> Response:
         """Models by a part of their names: presets, and those of torchvision and timm."""
-        return _answer(service.models(_query(request, ModelsQuery)))
+        return _answer(matching_models(_query(request, ModelsQuery)))
 
     @app.get("/v1/predictors")
     async def predictors() -> Response:
         """What can forecast, those that learned from the runs that are kept among them."""
-        return _answer({"predictors": await service.predictors()})
+        return _answer({"predictors": await service.predictors.listed()})
 
     @app.get("/health")
     async def health() -> Response:
@@ -246,7 +247,7 @@ def _add_knowledge(app: FastAPI, service: Service) -> None:
 
 
 async def _body(request: Request, service: Service, most: int) -> bytes:
-    """What was sent, up to a size and within a time."""
+    """Read what was sent, up to a size and within a time."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
         raise TaskRefused(f"body: {int(declared):,} bytes; at most {most:,} are taken", 413)
@@ -303,7 +304,7 @@ def _query(request: Request, kind: type[Query]) -> Query:
 
 
 def _known(service: Service, kind: str, name: str | None = None) -> dict[str, dict[str, Any]]:
-    """What the catalogue has at a path."""
+    """Look up what the catalogue has at a path."""
     try:
         if kind not in KINDS:
             raise unknown("kind", kind, KINDS)

@@ -24,10 +24,8 @@ from foretrain.job import Job
 from foretrain.measure.nvml import gpu_count
 from foretrain.measure.resources import AUTO, find_interface, memory_limit
 from foretrain.predictors import get
+from foretrain.predictors.answering import answer
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.evidence import with_evidence
-from foretrain.predictors.fitting_changes import with_remedies
-from foretrain.predictors.recomputation import with_recomputation
 
 DEFAULT = "predictddl"
 _LINK_TIMEOUT_S = 60.0
@@ -103,7 +101,7 @@ class ClusterResources:
         return nodes
 
     def notes(self, job: Job) -> tuple[str, ...]:
-        """What a job on this cluster takes as simpler than it is."""
+        """Say what a job on this cluster takes as simpler than it is."""
         device = job.cluster.device
         used, kept = (
             self.used(not device.is_cpu, device.cores if device.is_cpu else 1),
@@ -123,7 +121,7 @@ class ClusterResources:
 
 
 def _rooms(nodes: Iterable[NodeResources], on_gpus: bool, cores_per_device: int) -> list[int]:
-    """How many workers each node has room for."""
+    """Count the workers that each node has room for."""
     return [node.gpus if on_gpus else node.cores // cores_per_device for node in nodes]
 
 
@@ -233,7 +231,7 @@ class ControllerAnswer:
 
 
 class Controller:
-    """One object for all requests; they may come from many threads at once.
+    """Answers all requests; they may come from many threads at once.
 
     ``resources`` tells what a job without a cluster runs on: ``local_resources``, or ``ray_resources`` (or a
     partial of it with an address), asked anew for each such job. ``records`` is a file of JSON lines: every
@@ -278,12 +276,10 @@ class Controller:
         return answer
 
     def _forecast(self, job: Job) -> Forecast:
-        """One at a time: torch traces and embeds with state of the whole process."""
+        """Forecast one job at a time: torch traces and embeds with state of the whole process."""
         self.predictor.check(job)  # before a model is traced for nothing
         with self._forecasting:
-            forecast = self.predictor.predict(job)
-            forecast = with_evidence(forecast, self.predictor.knows(forecast))
-            return with_recomputation(with_remedies(forecast, self.predictor), self.predictor)
+            return answer(self.predictor, job)
 
     def _complete(
         self, data: Mapping[str, Any], device: str | None, cores_per_device: int
@@ -294,8 +290,8 @@ class Controller:
         if "cluster" in data:
             return Job.read(data), None
         with self._collecting:
-            found = self.resources()
-        return Job.read({**data, "cluster": found.cluster(device, cores_per_device)}), found
+            resources = self.resources()
+        return Job.read({**data, "cluster": resources.cluster(device, cores_per_device)}), resources
 
     def _record(self, line: Mapping[str, Any]) -> None:
         if self.records is None:

@@ -20,7 +20,8 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """As uvicorn's, but that of SIGINT stays where a signal was heard: another may come at any time."""
+        """Capture signals as uvicorn does, but leave that of SIGINT where a signal was heard: another may
+        come at any time."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

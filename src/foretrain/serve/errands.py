@@ -57,7 +57,7 @@ class Errand:
 
 
 class Errands:
-    """All errands; the oldest of those that are over are forgotten."""
+    """Keeps all errands; the oldest of those that are over are forgotten."""
 
     def __init__(self, *, most: int, kept: int) -> None:
         self._most, self._kept = most, kept

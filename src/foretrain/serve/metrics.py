@@ -47,7 +47,7 @@ class Gauge:
 
 
 class Histogram:
-    """How often a number was at most each bound, by labels."""
+    """Counts how often a number was at most each bound, by labels."""
 
     kind = "histogram"
 
@@ -85,7 +85,7 @@ def _escaped(text: str) -> str:
 
 
 class ServerMetrics:
-    """What a server counts."""
+    """Counts what a server does."""
 
     def __init__(self) -> None:
         self.requests = Counter(

@@ -56,7 +56,7 @@ class Worker:
 
     @property
     def resident_bytes(self) -> int:
-        """Of the process and those that it started."""
+        """Count the memory of the process and those that it started."""
         return sum(_resident_bytes(one) for one in _family(self.process.pid))
 
     def end(self, why: str) -> None:
@@ -98,7 +98,7 @@ class WorkerPool:
             self.asked -= 1
 
     async def _wait(self) -> None:
-        """For a worker, and not for ever."""
+        """Wait for a worker, and not for ever."""
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._turn.acquire()

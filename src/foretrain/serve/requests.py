@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from foretrain.errors import ForetrainError, InputError, invalid, unknown
-from foretrain.job import QUANTITIES
 from foretrain.predictors import DEFAULT, known
+from foretrain.quantities import QUANTITIES
 from foretrain.schema import read
 
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
@@ -45,7 +45,7 @@ def _check_target(model: str | None, job: Mapping[str, Any] | None, config: Mapp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictRequest:
-    """One forecast: of a model by its name, or of the tables of a job, with fields over it."""
+    """Asks for one forecast: of a model by its name, or of the tables of a job, with fields over it."""
 
     model: str | None = None
     job: Mapping[str, Any] | None = None
@@ -166,7 +166,7 @@ class ScheduleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsQuery:
-    """Which runs, by page; columns compare without regard to case, * is anything."""
+    """Asks for runs, by page; columns compare without regard to case, * is anything."""
 
     source: str | None = None
     label: str | None = None
@@ -229,7 +229,7 @@ class LeaderboardRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsQuery:
-    """Which models, by a part of their names."""
+    """Asks for models, by a part of their names."""
 
     like: str = ""
     limit: int = 50

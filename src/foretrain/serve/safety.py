@@ -86,9 +86,9 @@ class Folders:
     def _inside(self, name: str, field: str) -> str:
         path, colon, rest = name.partition(":") if ".py:" in name else (name, "", "")
         for folder in self._folders:
-            found = (folder / path).resolve()
-            if found.is_relative_to(folder) and found.is_file():
-                return f"{found}{colon}{rest}"
+            target = (folder / path).resolve()
+            if target.is_relative_to(folder) and target.is_file():
+                return f"{target}{colon}{rest}"
         why = "it lies in no folder that is allowed" if self._folders else "models in files are not allowed"
         raise InputError(f"{field}: {_shown(name)} is a file, and {why} (foretrain serve --allow FOLDER)")
 

@@ -12,10 +12,10 @@ from foretrain import predictors
 from foretrain.architectures import family
 from foretrain.errors import ForetrainError, first_line
 from foretrain.estimate import Estimate
-from foretrain.job import Run, read_runs
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.evidence import describe
+from foretrain.predictors.likeness import describe
 from foretrain.progress import tell
+from foretrain.run import Run, read_runs
 from foretrain.schema import read
 from foretrain.serve.requests import LeaderboardRequest
 

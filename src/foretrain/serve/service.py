@@ -1,17 +1,14 @@
-"""Answers what is asked of a server: forecasts from memory or by workers, errands, runs and predictors in the
-store."""
+"""Answers what is asked of a server: forecasts from memory or by workers, errands, and runs of the store."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
 import tempfile
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,24 +16,22 @@ from typing import Any, TypeVar
 
 from foretrain.api import job_of
 from foretrain.catalog import Catalog
-from foretrain.errors import ForetrainError, InputError, unknown
+from foretrain.errors import ForetrainError, InputError
 from foretrain.estimate import Estimate
 from foretrain.files import parse_json
-from foretrain.job import Run
-from foretrain.library_names import all_names
-from foretrain.measure.store import Added, Entry, Filter, SavedPredictor, Store
-from foretrain.model_names import model_presets
+from foretrain.measure.store import Added, Entry, Filter, Store
 from foretrain.planner.space import HELD
-from foretrain.predictors import DEFAULT, known
+from foretrain.predictors import DEFAULT
+from foretrain.run import Run
 from foretrain.schema import read
 from foretrain.serve.errands import Errand, Errands
+from foretrain.serve.learned import LearnedPredictors
 from foretrain.serve.metrics import ServerMetrics
 from foretrain.serve.pool import Busy, Hears, NeedsTorchWorker, TaskRefused, WorkerPool
 from foretrain.serve.requests import (
     ExplainRequest,
     LeaderboardRequest,
     LearnRequest,
-    ModelsQuery,
     PlanRequest,
     PredictRequest,
     RunsQuery,
@@ -51,8 +46,6 @@ log = logging.getLogger("foretrain.serve")
 
 Asked = TypeVar("Asked", PredictRequest, PlanRequest)
 ROOFLINE = "roofline"
-_FRESH_S = 5.0
-"""How long the list of learned predictors holds: other servers may share the store."""
 _TO_SCORE = 1000
 """Uploaded runs that wait to be compared with their forecasts, at most."""
 _ELSEWHERE = Path("/uploaded")
@@ -74,8 +67,6 @@ class Service:
         self._forecasts: OrderedDict[bytes, bytes] = OrderedDict()
         self._forecasts_bytes = 0
         self._scores: OrderedDict[str, bytes] = OrderedDict()
-        self._learned: dict[str, SavedPredictor] = {}
-        self._learned_s = -_FRESH_S
         self._uploads = 0
 
     async def start(self) -> None:
@@ -95,6 +86,7 @@ class Service:
         )  # fmt: skip
         self.errands = Errands(most=count + limits.waiting_jobs, kept=limits.kept_jobs)
         self._state = tempfile.TemporaryDirectory(prefix="foretrain-serve-")
+        self.predictors = LearnedPredictors(self.store, Path(self._state.name))
         self._unscored: asyncio.Queue[Entry] = asyncio.Queue(maxsize=_TO_SCORE)
         self._scoring = asyncio.create_task(self._score_all())
         for name, pool in (("quick", self._quick), ("tracing", self._tracing), ("long", self._long)):
@@ -128,7 +120,7 @@ class Service:
         return await self._answer("predict", asked.predictor, [asked], _as_table(asked))
 
     async def record(self, body: object) -> bytes:
-        """The same with what a page draws of it."""
+        """Forecast as ``predict`` does, with what a page draws of it."""
         asked = self._checked(read(PredictRequest, body, ""))
         return await self._answer("record", asked.predictor, [asked], _as_table(asked))
 
@@ -144,7 +136,7 @@ class Service:
     async def _answer(
         self, do: str, predictor: str, targets: Sequence[PredictRequest], request: Mapping[str, Any]
     ) -> bytes:
-        where, version = await self._predictor(predictor)
+        where, version = await self.predictors.find(predictor)
         key = self._key(do, targets, request, version)
         if key is not None and key in self._forecasts:
             self._forecasts.move_to_end(key)
@@ -177,11 +169,11 @@ class Service:
     def _key(
         self, do: str, targets: Sequence[PredictRequest], request: Mapping[str, Any], version: str
     ) -> bytes | None:
-        """What a forecast depends on; None where it may change: of files, and of the cluster that is
-        there."""
-        for one in targets:
-            completed = one.job is not None and not one.options and "cluster" not in one.job
-            if completed or self._folders.names_file(one.model, one.job):
+        """Make a key of what a forecast depends on; None where it may change: of files, and of the cluster
+        that is there."""
+        for target in targets:
+            completed = target.job is not None and not target.options and "cluster" not in target.job
+            if completed or self._folders.names_file(target.model, target.job):
                 return None
         text = json.dumps([do, request, version], sort_keys=True)
         return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
@@ -203,7 +195,7 @@ class Service:
         asked = self._checked(read(PlanRequest, body, ""))
         if asked.job is not None:
             await asyncio.to_thread(_check_job, asked)
-        where, _ = await self._predictor(asked.predictor)
+        where, _ = await self.predictors.find(asked.predictor)
         return self._begin("plan", {"do": "plan", "request": _as_table(asked), "where": where})
 
     async def schedule(self, body: object) -> Errand:
@@ -231,17 +223,17 @@ class Service:
         kept = await asyncio.to_thread(
             self.store.keep_predictor, asked.name, result["predictor"], files, about
         )
-        self._learned_s = -_FRESH_S
+        self.predictors.forget()
         return json.dumps({**result, "version": kept.version, "models_in_files": refused}).encode()
 
     async def leaderboard(self, body: object) -> Errand:
         """Predictors beside the runs that are kept; what nothing has changed since is given again."""
         asked = read(LeaderboardRequest, body, "")
-        learned = await self._all_learned()
+        learned = await self.predictors.all()
         names = asked.predictors or (DEFAULT, ROOFLINE, *learned)
         where, versions = {}, {}
         for name in names:
-            where[name], versions[name] = await self._predictor(name)
+            where[name], versions[name] = await self.predictors.find(name)
         return self.errands.begin(
             "leaderboard", lambda hears: self._score_runs(asked, where, versions, hears)
         )
@@ -285,68 +277,6 @@ class Service:
             return entry.document
         model = {**job["model"], "name": str(Path(entry.base) / job["model"]["name"])}
         return {**entry.document, "job": self._folders.checked_job({**job, "model": model})}
-
-    # Predictors
-
-    async def predictors(self) -> list[dict[str, Any]]:
-        """Those that come with foretrain, those that packages install, and those that learned here."""
-        learned = await self._all_learned()
-        return [{"name": name, "learned": None, "default": name == DEFAULT} for name in known()] + [
-            {
-                "name": one.name,
-                "default": False,
-                "learned": {
-                    "predictor": one.predictor,
-                    "created": one.created.isoformat(),
-                    "version": one.version,
-                    **one.about,
-                },
-            }
-            for one in learned.values()
-        ]
-
-    async def _predictor(self, name: str) -> tuple[str, str]:
-        """What workers find a predictor by, and its version."""
-        if name in known():
-            return name, name
-        learned = await self._all_learned()
-        if name not in learned:
-            raise unknown("predictor", name, (*known(), *learned))
-        folder = Path(self._state.name) / f"{name}-{learned[name].version[:16]}"
-        if not folder.exists():
-            await asyncio.to_thread(self._put_into, folder, name)
-        return str(folder), learned[name].version
-
-    def _put_into(self, folder: Path, name: str) -> None:
-        with tempfile.TemporaryDirectory(dir=self._state.name) as beside:
-            for path, content in self.store.predictor_files(name).items():
-                file = Path(beside) / "whole" / path
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(content)
-            with contextlib.suppress(OSError):  # another request was faster
-                (Path(beside) / "whole").rename(folder)
-
-    async def _all_learned(self) -> dict[str, SavedPredictor]:
-        if time.monotonic() - self._learned_s > _FRESH_S:
-            found = await asyncio.to_thread(self.store.predictors)
-            self._learned, self._learned_s = {one.name: one for one in found}, time.monotonic()
-        return self._learned
-
-    # Models
-
-    def models(self, query: ModelsQuery) -> dict[str, Any]:
-        """Names with a part, presets first, those that start with it before others."""
-        part = query.like.lower()
-        kinds = _names_of_models()
-        matches = [
-            (not name.lower().startswith(part), number, name, kind)
-            for number, (kind, names) in enumerate(kinds.items())
-            for name in names
-            if part in name.lower()
-        ]
-        matches.sort()
-        chosen = matches[: query.limit]
-        return {"models": [{"name": name, "kind": kind} for *_, name, kind in chosen], "total": len(matches)}
 
     # Runs
 
@@ -426,19 +356,6 @@ class Service:
             if name in quantities and name in entry.document["measured"]:
                 measured = entry.document["measured"][name]
                 self.metrics.score(name, DEFAULT, measured, Estimate(**quantities[name]))
-
-
-@functools.cache
-def _names_of_models() -> dict[str, tuple[str, ...]]:
-    """By what they are: presets by their kind, then what libraries have."""
-    kinds: dict[str, list[str]] = {}
-    for name, preset in model_presets().items():
-        kinds.setdefault(preset["kind"], []).append(name)
-    seen = {name for names in kinds.values() for name in names}
-    for library in ("torchvision", "timm"):
-        kinds[library] = sorted(all_names(library) - seen)
-        seen |= all_names(library)
-    return {kind: tuple(names) for kind, names in kinds.items()}
 
 
 def _check_job(asked: PlanRequest) -> None:

@@ -16,7 +16,7 @@ _LEAST_TOKEN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What one request, and all of them together, may take."""
+    """Says what one request, and all of them together, may take."""
 
     body_bytes: int = 2**20
     """Of a request, but for runs."""
@@ -55,7 +55,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How a server runs."""
+    """Says how a server runs."""
 
     host: str = "127.0.0.1"
     port: int = 8760
@@ -103,5 +103,5 @@ class ServerSettings:
 
 
 def usual_processes() -> int:
-    """As many as there are cores for this process."""
+    """Count the cores for this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

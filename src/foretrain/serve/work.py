@@ -14,9 +14,10 @@ from foretrain import predictors
 from foretrain.checkpoints import config_section
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, read_runs
+from foretrain.job import Job
 from foretrain.options import DEFAULT_DEVICE
 from foretrain.progress import tell
+from foretrain.run import read_runs
 from foretrain.schema import read
 from foretrain.serve.controller import Controller, local_resources, ray_resources
 from foretrain.serve.requests import (
@@ -50,9 +51,9 @@ def record(task: Mapping[str, Any]) -> dict[str, Any]:
     from foretrain.web.records import record as shown
 
     forecast = _forecast(task, read(PredictRequest, task["request"], ""))
-    found = shown(forecast, _controller(task["where"], task.get("ray")).predictor, fine=True)
-    details = {name.partition(".")[2]: found.pop(name) for name in list(found) if name.startswith("details.")}
-    return {**found, "job": forecast.job.to_dict(), "details": details}
+    drawn = shown(forecast, _controller(task["where"], task.get("ray")).predictor, fine=True)
+    details = {name.partition(".")[2]: drawn.pop(name) for name in list(drawn) if name.startswith("details.")}
+    return {**drawn, "job": forecast.job.to_dict(), "details": details}
 
 
 def explain(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def _planned(asked: PlanRequest) -> Any:
 
 
 def schedule(task: Mapping[str, Any]) -> dict[str, Any]:
-    """What policies make of a trace on a cluster."""
+    """Simulate a trace on a cluster under policies."""
     from foretrain.scheduling.admission import runnable
     from foretrain.scheduling.clusters import read_machines
     from foretrain.scheduling.placement import placement

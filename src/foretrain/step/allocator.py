@@ -186,9 +186,9 @@ class CachingAllocator:
         return MemoryBlock(self._address(length), length, pool)
 
     def _address(self, length: int) -> int:
-        """Where the driver puts a segment: in the smallest rest of an earlier region that has room, else in a
-        new region below all others. Of free blocks of one size torch takes the one with the lowest address.
-        """
+        """Place a segment as the driver does: in the smallest rest of an earlier region that has room, else
+        in a new region below all others. Of free blocks of one size torch takes the one with the lowest
+        address."""
         fitting = [(room, start) for start, room in self._rests.items() if room >= length]
         if fitting:
             room, start = min(fitting)
@@ -282,5 +282,5 @@ class CachingAllocator:
 
 
 def _granule(pool: int) -> int:
-    """By which an expandable segment grows."""
+    """Give the bytes by which an expandable segment grows."""
     return _LARGE_SEGMENT if pool else _SMALL_SEGMENT

@@ -46,7 +46,7 @@ HOST_BOUND = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How far measured runs lie from the median, per kind of quantity."""
+    """Says how far measured runs lie from the median, per kind of quantity."""
 
     time: Factors
     memory: Factors
@@ -138,7 +138,8 @@ def _waiting_for_kernels(step: Step) -> float:
 
 
 def _bound(step: Step) -> str:
-    """In words: the host where the device waits for it, else what takes most of the step."""
+    """Say in words what bounds the step: the host where the device waits for it, else what takes most of the
+    step."""
     shares = {name: seconds / (step.time_s or 1.0) for name, seconds in step.causes_s.items()}
     if is_host_bound(step):
         busy, waits = step.device_busy_s / step.time_s, _waiting_for_kernels(step) / step.time_s
@@ -154,8 +155,8 @@ def _bound(step: Step) -> str:
 
 
 def _arithmetic_share(step: Step) -> float:
-    """Of the computing time of the busiest rank, in operators whose arithmetic takes longer than their
-    traffic."""
+    """Give the share of the busiest rank's computing time that goes to operators whose arithmetic takes
+    longer than their traffic."""
     layout = step.of_busiest
     device = layout.site.groups[0].device
     precision, graph = layout.job.workload.training.precision, layout.graph
@@ -183,8 +184,8 @@ def _assumptions(step: Step) -> Iterator[str]:
     if training.hides_pools:
         yield "what passes allocate lies in the pools of CUDA graphs: reserved, not in the memory at peak"
     elif (graphs := training.cuda_graphs) != "none":
-        what = "layers" if graphs == "layers" else "passes"
-        yield f"{what} are launched as CUDA graphs; their memory counts at the peak, as while captured"
+        graphed = "layers" if graphs == "layers" else "passes"
+        yield f"{graphed} are launched as CUDA graphs; their memory counts at the peak, as while captured"
     if training.precision == "fp8":
         yield _fp8_words(training, graph)
     if training.precision == "amp-fp16" and training.mode == "train" and not training.scales_loss:
@@ -233,7 +234,7 @@ def _habit(job: Job) -> str:
 
 
 def _servers(step: Step) -> str:
-    """Where parameter servers run, what they hold and who pays."""
+    """Say where parameter servers run, what they hold and who pays."""
     job, size = step.layout.job, server_bytes(step.layout)
     own = job.cluster.servers
     if own is not None:

@@ -47,7 +47,7 @@ def balanced(layout: Layout) -> Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Paces:
-    """What a micro-batch takes on each stage: one layer, and what is beside layers."""
+    """Says how long a micro-batch takes on each stage: for one layer, and for what is beside layers."""
 
     layers: int
     """Of the model."""
@@ -138,7 +138,8 @@ def _fitted(layout: Layout, paces: _Paces, room: float) -> tuple[list[int], list
 
 
 def _most_layers(layout: Layout, stage: Stage, most: int, room: float) -> int:
-    """As many as fit on a stage, up to the most; -1 where not even those parts fit that are no layers."""
+    """Count the layers that fit on a stage, up to the most; -1 where not even those parts fit that are no
+    layers."""
     low, high = -1, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -176,7 +177,7 @@ def _with_layers(layout: Layout, stage: Stage, count: int) -> Stage:
 
 
 def group_words(layout: Layout) -> str:
-    """How many layers the stages of each group have: ``a100-sxm-80gb has 2 x 21 on 2 stages``."""
+    """Say how many layers the stages of each group have: ``a100-sxm-80gb has 2 x 21 on 2 stages``."""
     return ", ".join(f"{name} has {words}" for name, _, words in _by_group(layout, _counts(layout)))
 
 
@@ -190,7 +191,7 @@ def _by_group(layout: Layout, counts: Sequence[int]) -> Iterator[tuple[str, list
 
 
 def _because(layout: Layout, paces: _Paces, counts: Sequence[int], most: Sequence[int]) -> str:
-    """How layers were dealt out, by what each group takes for one, and where memory was the limit."""
+    """Say how layers were dealt out, by what each group takes for one, and where memory was the limit."""
     parts = []
     for name, own, words in _by_group(layout, counts):
         full = [i for i in own if most and counts[i] == most[i]]

@@ -38,7 +38,7 @@ class BlockMemory:
 
 
 def block_memory(job: Job, graph: OpGraph, block: Block, profile: Profile) -> BlockMemory:
-    """What a block keeps of a micro-batch, and the most that it holds in each of its passes."""
+    """Say what a block keeps of a micro-batch, and the most that it holds in each of its passes."""
     piece = block.piece
     kept, again = (
         kept_bytes(graph, block, job.plan, profile),
@@ -57,7 +57,8 @@ def block_memory(job: Job, graph: OpGraph, block: Block, profile: Profile) -> Bl
 
 
 def kept_bytes(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> float:
-    """What a block keeps of a micro-batch on its device from its forward to its backward pass."""
+    """Count the bytes of a micro-batch that a block keeps on its device from its forward to its backward
+    pass."""
     if plan.offload_activations and block.is_layer:
         return 0.0
     again = not_kept(plan, profile.selective_recompute, graph, block)
@@ -76,7 +77,7 @@ def kept_bytes(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> fl
 
 @functools.lru_cache(maxsize=256)
 def _results(graph: OpGraph, piece: Piece, again: bytes) -> int:
-    """Of calls of a checkpoint that do not run again: what they made is kept."""
+    """Count the results of calls of a checkpoint that do not run again: they are kept."""
     repeated = set(np.frombuffer(again, dtype=np.int64).tolist())
     kept = {buffer for i in piece.forward.tolist() if i not in repeated for buffer in graph.ops[i].writes}
     return sum(graph.buffers[buffer].size_bytes for buffer in kept if graph.buffers[buffer].born >= 0)
@@ -84,8 +85,8 @@ def _results(graph: OpGraph, piece: Piece, again: bytes) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _let_go(graph: OpGraph, piece: Piece, again: bytes, modules: tuple[str, ...] = ()) -> int:
-    """Of what a block keeps, bytes that calls make which run again and that only they read, less what has to
-    stay for them instead; of calls of ``modules``, all that they make."""
+    """Count the bytes that a block does not keep: of calls which run again and that only they read, less what
+    has to stay for them instead; of calls of ``modules``, all that they make."""
     forward = piece.forward.tolist()
     repeated, own = set(np.frombuffer(again, dtype=np.int64).tolist()), set(forward)
     dropped = set(calls_of(graph, piece, modules).tolist())
@@ -110,8 +111,8 @@ def _let_go(graph: OpGraph, piece: Piece, again: bytes, modules: tuple[str, ...]
 
 
 def _with_loss(job: Job, graph: OpGraph, block: Block, profile: Profile, memory: BlockMemory) -> BlockMemory:
-    """With the loss that the job names, or that is the framework's own: it holds as many copies of the logits
-    as it is known to."""
+    """Put in the loss that the job names, or that is the framework's own: it holds as many copies of the
+    logits as it is known to."""
     loss = job.workload.training.loss
     if block.is_layer or (loss is None and profile.loss_copies is None):
         return memory
@@ -154,7 +155,7 @@ def _last_product(graph: OpGraph, block: Block) -> int | None:
 
 
 def _logits_kept(graph: OpGraph, block: Block, elements: int) -> int:
-    """Of what the block keeps, tensors of the size of the logits."""
+    """Count the tensors of the size of the logits among those that the block keeps."""
     own = set(block.piece.forward.tolist())
     sizes = {elements * width for width in (2, _FP32)}
     return sum(
@@ -179,6 +180,6 @@ def _own_logits(graph: OpGraph, block: Block, logits: int, loss: Loss) -> float:
 
 
 def _width_bytes(graph: OpGraph, block: Block) -> int:
-    """Of the gradient of what goes into the last product, which chunks make in the forward pass."""
+    """Size the gradient of what goes into the last product, which chunks make in the forward pass."""
     operand = graph.ops[_last_product(graph, block) or 0].operator.inputs[0]
     return operand.numel * ITEM_BYTES[operand.dtype]

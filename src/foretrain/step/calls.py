@@ -89,7 +89,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """What the calls of a rank cost depends on: plans that cut layers alike share them."""
+    """Says what the costs of a rank's calls depend on: plans that cut layers alike share them."""
 
     graph: OpGraph
     costs: CostModel
@@ -262,8 +262,9 @@ def _of_cut_layers(graph: OpGraph, habits: Profile) -> Column:
 
 
 def _share_of_micro_batches(graph: OpGraph, accumulation: int) -> Column:
-    """Of a step's micro-batches, those that run each op: the first one hands its gradients over, the others
-    add to them, unless gradients are sums in fp32 that stay from step to step (``accumulation`` of 1)."""
+    """Give the share of a step's micro-batches that run each op: the first one hands its gradients over, the
+    others add to them, unless gradients are sums in fp32 that stay from step to step (``accumulation`` of
+    1)."""
     shares = np.ones(len(graph.ops))
     if accumulation > 1:
         shares[graph.adds_to_gradients] = 1.0 - 1.0 / accumulation
@@ -288,8 +289,8 @@ _OF_SAVED = 2.1
 
 
 def _hooks(graph: OpGraph) -> Column:
-    """How many tensors each call inside of a layer hands to the hooks of a checkpoint as they are saved for
-    the backward pass, which is once more where it is computed again; or takes from them."""
+    """Count the tensors that each call inside of a layer hands to the hooks of a checkpoint as they are saved
+    for the backward pass, which is once more where it is computed again; or takes from them."""
     layers = [block.piece for block in blocks(graph) if block.is_layer]
     first = int(np.argmax(graph.phase_index == PHASES.index("backward")))
     makers: dict[int, int] = {}
@@ -333,7 +334,7 @@ _WINDOW_TILE = 128
 
 
 def _window_share(operator: Operator) -> float:
-    """Of the keys that causal attention meets on average, those that lie in its window."""
+    """Give the share of the keys that causal attention meets on average that lie in its window."""
     window = operator.args.get("window")
     if window is None:
         return 1.0
@@ -350,7 +351,7 @@ def slowest_device(job: Job, site: Cluster, graph: OpGraph, costs: CostModel) ->
 
 
 def speeds(job: Job, site: Cluster, graph: OpGraph, costs: CostModel) -> tuple[list[float], list[float]]:
-    """Of each group, the time that an even part of the batch takes, and the part that makes all take as
+    """Give, of each group, the time that an even part of the batch takes, and the part that makes all take as
     long."""
     groups = site.groups
     if len({group.device for group in groups}) == 1:

@@ -53,7 +53,8 @@ _FUSES = ("megatron", "internevo", "automodel")
 
 
 def _query_elements(operator: Operator) -> int:
-    """Of the rank's queries, or their gradients: of four dimensions, what has the most heads is not keys."""
+    """Count the elements of the rank's queries, or their gradients: of four dimensions, what has the most
+    heads is not keys."""
     shaped = [spec for spec in operator.inputs if len(spec.shape) == 4]
     return int(
         min(np.prod(spec.shape) for spec in shaped if spec.shape[1] == max(s.shape[1] for s in shaped))

@@ -23,7 +23,7 @@ TF32_SHARE = 0.1
 
 
 def model_flops(job: Job, graph: OpGraph) -> ModelFlops:
-    """Of the whole job, whose ranks each run such a graph."""
+    """Count the FLOPs and parameters of the whole job, whose ranks each run such a graph."""
     plan, training = job.plan, job.workload.training
     again_by = Plan(recompute=plan.recompute, recompute_every=plan.recompute_every)
     rank, again, tf32 = _of_micro_batch(graph, again_by, profile(job))
@@ -50,7 +50,7 @@ def model_flops(job: Job, graph: OpGraph) -> ModelFlops:
 
 
 def _parameters(job: Job, graph: OpGraph) -> tuple[int, int | None]:
-    """As the graph has counted them; else by what a rank holds."""
+    """Count parameters, all and trained ones: as the graph has them; else by what a rank holds."""
     if COUNTS in graph.info:
         total, trainable = graph.info[COUNTS]
         return total, trainable
@@ -82,8 +82,8 @@ def _of_micro_batch(graph: OpGraph, plan: Plan, habits: Profile) -> tuple[float,
 
 
 def _model_share(operator: Operator) -> float:
-    """Of an operator's FLOPs, those of the model: the backward pass of fused attention computes its scores
-    again."""
+    """Give the share of an operator's FLOPs that are the model's: the backward pass of fused attention
+    computes its scores again."""
     kind = traits(operator.name)
     if kind.kind != "attention" or not kind.backward or len(operator.inputs) < 4:
         return 1.0

@@ -18,7 +18,7 @@ _ENDS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """How many layers each chunk of a pipeline has, in the order of the model."""
+    """Says how many layers each chunk of a pipeline has, in the order of the model."""
 
     counts: tuple[int, ...]
     because: str = ""

@@ -59,7 +59,7 @@ class ShardTraffic:
 
 
 def shard_traffic(layout: Layout, stage: Stage) -> ShardTraffic:
-    """What ZeRO 3 exchanges in a micro-batch; nothing where a rank has no replicas."""
+    """Cost what ZeRO 3 exchanges in a micro-batch; nothing where a rank has no replicas."""
     if max(layout.teams.data.size, layout.teams.expert_data.size) == 1:
         return ShardTraffic()
     job, habits = layout.job, layout.profile
@@ -95,14 +95,15 @@ def shard_traffic(layout: Layout, stage: Stage) -> ShardTraffic:
 
 
 def _near(inner: Team, kept: bool | int) -> Team:
-    """From whom parameters come again: those that share a copy, or the neighbours that kept it."""
+    """Name the team that parameters come from again: those that share a copy, or the neighbours that kept
+    it."""
     if isinstance(kept, bool):
         return inner
     return neighbours(inner, min(kept, inner.size), "plan.reshard", kept)
 
 
 def _with_root(stage: Stage, elements: Column) -> Column:
-    """What is outside of layers as one unit of its own, the root's, which comes first and goes last."""
+    """Put what is outside of layers into one unit of its own, the root's, which comes first and goes last."""
     outside = np.array([not block.is_layer for block in stage.blocks])
     together = np.where(outside, 0.0, elements)
     together[0] += elements[outside].sum()
@@ -110,13 +111,13 @@ def _with_root(stage: Stage, elements: Column) -> Column:
 
 
 def _seconds(layout: Layout, kind: Kind, sizes: Column, members: Team) -> Column:
-    """Of these calls, one for each size that is not zero."""
+    """Time calls of a collective, one for each size that is not zero."""
     factor = layout.tuning.team(members)
     if members.nodes > 1 and any(group.inter_node.kind == "ethernet" for group in layout.site.groups):
         factor *= layout.profile.socket_slowdown
     steps = (members.size - 1) * (2 if kind == "all_reduce" else 1) if members.nodes > 1 else 0
-    found = layout.network.time_s(kind, sizes, members) * factor + layout.tuning.hop_s * steps
-    return np.where(sizes > 0, found, 0.0)
+    times_s = layout.network.time_s(kind, sizes, members) * factor + layout.tuning.hop_s * steps
+    return np.where(sizes > 0, times_s, 0.0)
 
 
 _OF_ATTENTION, _OF_OTHERS = 0.5, 0.3
@@ -126,7 +127,7 @@ _FEW_CHANNELS = 0.45
 
 
 def slowdown(layout: Layout, stage: Stage) -> float:
-    """What hidden communication takes from a rank's computation, as a share of its time: by what the rank
+    """Give the share of a rank's computing time that hidden communication takes from it: by what the rank
     computes, and by how many processors the collectives' kernels hold."""
     calls, costs = stage.calls, layout.calls
     calls = calls[~costs.communicates[calls]]
@@ -213,8 +214,8 @@ def _buckets(layout: Layout, stage: Stage, bucket_bytes: float, *, expert: bool)
 
 
 def sent_bytes(layout: Layout, stage: Stage) -> dict[str, float]:
-    """What a rank sends over its links in a step, by whom it goes to: its replicas (or parameter servers),
-    its team inside the layers, and the other stages of the pipeline."""
+    """Count the bytes that a rank sends over its links in a step, by whom they go to: its replicas (or
+    parameter servers), its team inside the layers, and the other stages of the pipeline."""
     micro_batches = layout.job.accumulation // stage.copies
     return {
         "replicas": _to_replicas(layout, stage),
@@ -250,7 +251,7 @@ def _to_replicas(layout: Layout, stage: Stage) -> float:
 
 
 def _times(layout: Layout) -> tuple[int, int, int]:
-    """How often in a step parameters are fetched for forward passes and again for backward passes, and
+    """Count how often in a step parameters are fetched for forward passes and again for backward passes, and
     gradients are summed up."""
     job = layout.job
     passes, trains = job.accumulation, int(job.trains)
@@ -261,7 +262,8 @@ def _times(layout: Layout) -> tuple[int, int, int]:
 
 
 def _to_team(layout: Layout, stage: Stage) -> float:
-    """In a micro-batch, by the collectives of its layers and those that recomputation runs again."""
+    """Count the bytes that a rank sends to its team in a micro-batch, by the collectives of its layers and
+    those that recomputation runs again."""
     again = [recomputed(layout, block) for block in stage.blocks]
     calls = np.concatenate([stage.calls, *again])
     sent = 0.0
@@ -273,8 +275,8 @@ def _to_team(layout: Layout, stage: Stage) -> float:
 
 
 def _to_stages(layout: Layout, stage: Stage) -> float:
-    """In a micro-batch: what the next chunk reads of each chunk's results and, in training, the gradients of
-    what each chunk read of the one before it."""
+    """Count the bytes that a rank sends to other stages in a micro-batch: what the next chunk reads of each
+    chunk's results and, in training, the gradients of what each chunk read of the one before it."""
     count, schedule = len(layout.stages), layout.job.plan.schedule
     if count == 1:
         return 0.0
@@ -285,10 +287,10 @@ def _to_stages(layout: Layout, stage: Stage) -> float:
     }
     nobody, sent = (stage.index, 0), 0
     for number in range(len(stage.chunks)):
-        copy, here = place(schedule, stage.index, number, count)
-        above, below = (places.get(ChunkPlace(copy, here + by), nobody) for by in (-1, 1))
+        copy, number_in_model = place(schedule, stage.index, number, count)
+        above, below = (places.get(ChunkPlace(copy, number_in_model + by), nobody) for by in (-1, 1))
         if below[0] != stage.index:
-            sent += places[ChunkPlace(copy, here)][1]
+            sent += places[ChunkPlace(copy, number_in_model)][1]
         if layout.job.trains and above[0] != stage.index:
             sent += above[1]
     return float(sent)

@@ -244,11 +244,12 @@ _PROFILES["deepspeed"] = Profile(
 
 
 def _habits(job: Job) -> Profile:
-    """Of the framework, whatever the job trains; DeepSpeed switches overlap_comm on with stage 3."""
-    found = _PROFILES[job.workload.training.framework]
+    """Name the habits of the framework, whatever the job trains; DeepSpeed switches overlap_comm on with
+    stage 3."""
+    habits = _PROFILES[job.workload.training.framework]
     if job.workload.training.framework == "deepspeed" and job.plan.shard == "zero3":
-        return dataclasses.replace(found, overlaps_reduce=True)
-    return found
+        return dataclasses.replace(habits, overlaps_reduce=True)
+    return habits
 
 
 _CAST: dict[str, Literal["bf16", "fp16"]] = {"amp-bf16": "bf16", "amp-fp16": "fp16"}
@@ -290,7 +291,7 @@ def profile(job: Job) -> Profile:
 
 
 def _as_planned(habits: Profile, plan: Plan) -> Profile:
-    """With what the plan says otherwise of its replicas."""
+    """Change the habits by what the plan says otherwise of its replicas."""
     overlap = plan.overlap or {}
     if "gradients" in overlap:
         habits = dataclasses.replace(habits, overlaps_reduce=overlap["gradients"])
@@ -301,11 +302,11 @@ def _as_planned(habits: Profile, plan: Plan) -> Profile:
     return habits
 
 
-def _tensor_overlap(found: Profile, job: Job) -> TensorOverlap:
-    """As the plan says, or the framework does: Megatron's recipes switch user buffers on, torch's
-    asynchronous tensor parallelism is off. Both need sequence parallelism; without its switch Megatron still
-    issues backward collectives ahead, nanotron does not."""
-    plan, training, habit = job.plan, job.workload.training, found.tensor_overlap
+def _tensor_overlap(habits: Profile, job: Job) -> TensorOverlap:
+    """Tell how tensor parallelism overlaps: as the plan says, or the framework does: Megatron's recipes
+    switch user buffers on, torch's asynchronous tensor parallelism is off. Both need sequence parallelism;
+    without its switch Megatron still issues backward collectives ahead, nanotron does not."""
+    plan, training, habit = job.plan, job.workload.training, habits.tensor_overlap
     wanted = (plan.overlap or {}).get("tensor")
     if wanted and plan.tensor > 1 and training.framework in _BY_COMPILER and not training.compile:
         raise InputError(
@@ -324,8 +325,8 @@ _BY_COMPILER: tuple[Framework, ...] = ("pytorch", "torchtitan", "automodel", "fm
 
 
 def _compiled(job: Job) -> Fusion:
-    """What torch's compiler makes one kernel of. Models of transformers compute their loss themselves; with
-    autocast the compiler has cut the graph before it wherever that was seen."""
+    """Say what torch's compiler makes one kernel of. Models of transformers compute their loss themselves;
+    with autocast the compiler has cut the graph before it wherever that was seen."""
     training, processors = job.workload.training, job.cluster.groups[0].device.sms
     own_loss = job.workload.model.source == "transformers" and training.mode == "train"
     return dataclasses.replace(
@@ -354,8 +355,8 @@ _EARLY_HOST = 1.1
 
 
 def _megatron(habits: Profile, job: Job) -> Profile:
-    """Its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full recomputation marks its code of
-    2020 to 2022, which waits for every collective of tensor parallelism."""
+    """Complete Megatron's habits: its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full
+    recomputation marks its code of 2020 to 2022, which waits for every collective of tensor parallelism."""
     if job.plan.shard != "none":
         habits = dataclasses.replace(
             habits, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=_MEGATRON_BUCKET_BYTES

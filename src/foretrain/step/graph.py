@@ -30,8 +30,8 @@ Engine ``is_non_tn_fp8_gemm_supported``)."""
 
 
 def step_graph(job: Job) -> OpGraph:
-    """One micro-batch of a rank, and the optimizer: every layer on one device, the distinct layers on
-    several."""
+    """Make the graph of one micro-batch of a rank, and the optimizer: every layer on one device, the distinct
+    layers on several."""
     habits, run, several = profile(job), as_framework_runs_it(job), not job.runs_alone
     graph = (capture_rank if several else capture_job)(run)
     if habits.flash_attention:
@@ -86,7 +86,7 @@ def _in_fp8(graph: OpGraph, training: Training, *, as_they_lie: bool) -> OpGraph
 
 @functools.lru_cache(maxsize=256)
 def _fused(graph: OpGraph, fusion: Fusion, by_layer: bool) -> OpGraph:
-    """Where every layer is there, runs may go from one to the next."""
+    """Fuse the graph; where every layer is there, runs may go from one to the next."""
     if by_layer:
         return fuse(graph, fusion)
     return dataclasses.replace(fuse(dataclasses.replace(graph, stack=None), fusion), stack=graph.stack)

@@ -55,7 +55,7 @@ class Held:
 
 
 def held(job: Job, stage: Stage, tied: int, *, trained: bool = False) -> Held:
-    """What a rank has of the parameters of its stage, or of those that are trained."""
+    """Count what a rank has of the parameters of its stage, or of those that are trained."""
     plan = job.plan
     together = (plan.data or 1) * plan.context * model_copies(plan)
     weights = [weight for weight in stage.weights if weight.trainable >= trained]
@@ -69,7 +69,7 @@ def held(job: Job, stage: Stage, tied: int, *, trained: bool = False) -> Held:
 
 @functools.lru_cache(maxsize=64)
 def weight_bytes(graph: OpGraph, *, trained: bool = False) -> int:
-    """Of a parameter, or of one that is trained."""
+    """Give the bytes of a parameter, or of one that is trained."""
     return max((ITEM_BYTES[w.dtype] for w in graph.weights if w.trainable >= trained), default=FP32)
 
 
@@ -98,8 +98,8 @@ def tied_elements(graph: OpGraph) -> int:
 
 
 def shard_bytes(job: Job, graph: OpGraph, sizes: Sizes, weight: Weight) -> float:
-    """Of an element of a parameter as a rank keeps its shard: what is not trained stays as it was loaded, in
-    4 bits or in the adapter's ``base``."""
+    """Give the bytes of an element of a parameter as a rank keeps its shard: what is not trained stays as it
+    was loaded, in 4 bits or in the adapter's ``base``."""
     if weight.trainable:
         return sizes.shard
     adapter, own = job.workload.training.adapter, float(ITEM_BYTES[weight.dtype])
@@ -110,7 +110,7 @@ def shard_bytes(job: Job, graph: OpGraph, sizes: Sizes, weight: Weight) -> float
 
 
 def gradient_bytes(graph: OpGraph, job: Job, stage: Stage) -> float:
-    """Of all that a rank trains, as its parameters are kept."""
+    """Count the bytes of the gradients of all that a rank trains, as its parameters are kept."""
     trained = held(job, stage, 0, trained=True)
     return weight_bytes(graph, trained=True) * trained.share(sharded=job.plan.shard in SHARDS_GRADIENTS)
 
@@ -156,7 +156,7 @@ def _traced_bytes(graph: OpGraph) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _traced_elements(graph: OpGraph) -> int:
-    """Of parameters whose update was traced."""
+    """Count the elements of parameters whose update was traced."""
     return sum(
         weight.elements for weight in graph.weights if weight.trainable and _is_traced(graph, weight.name)
     )

@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def site(self) -> Cluster:
-        """Where its ranks are."""
+        """Name the cluster that its ranks are on."""
         return self.part or self.job.cluster
 
     def at(self, stage: Stage) -> Layout:
@@ -67,12 +67,12 @@ class Layout:
         return self.by_group[stage.group] if self.by_group else self
 
     def dealt_out(self, stages: tuple[Stage, ...], dealt: Dealt) -> Layout:
-        """The same with other layers on its stages."""
+        """Lay other layers on its stages."""
         views = tuple(dataclasses.replace(view, stages=stages) for view in self.by_group)
         return dataclasses.replace(self, stages=stages, by_group=views, dealt=dealt)
 
     def of_job(self, job: Job) -> Layout:
-        """The same of a job that differs in its length alone."""
+        """Lay out a job that differs in its length alone."""
         views = tuple(view.of_job(job) for view in self.by_group)
         other = dataclasses.replace(self, job=job, by_group=views)
         other.passes.update(self.passes)
@@ -80,11 +80,11 @@ class Layout:
 
     @property
     def slowdown(self) -> float:
-        """Of hidden communication's time, what it takes from the computation beside it."""
+        """Give the share of hidden communication's time that it takes from the computation beside it."""
         return self.tuning.slowdown * (_OF_PROCESSORS if self.job.plan.registered_buffers else 1.0)
 
     def tuned(self, tuning: Tuning) -> Layout:
-        """The same with other factors; to be called on a layout without any."""
+        """Apply factors; to be called on a layout without any."""
         if tuning == Tuning():
             return self
         overhead_s = self.step_overhead_s * tuning.host + tuning.step_s

@@ -122,7 +122,7 @@ def _libraries(graph: OpGraph, device: Device, calls: Sequence[Call]) -> Iterato
 
 
 def _moment(graph: OpGraph, calls: Sequence[Call], peak: Replay) -> PeakMoment:
-    """When the peak is reached; what runs again belongs to the backward pass."""
+    """Name the moment of the peak; what runs again belongs to the backward pass."""
     if peak.peak < 0:
         return PeakMoment(phase="before a step")
     position, again = calls[peak.peak]

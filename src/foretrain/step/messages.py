@@ -35,13 +35,13 @@ def collective_s(
     network: Collectives,
     teams: Teams,
     tensor_message_s: float = 0.0,
-    way: Dispatcher = "alltoall",
+    dispatcher: Dispatcher = "alltoall",
     routing: Choice = "random",
 ) -> float:
-    """One call of a collective that the graph holds."""
+    """Time one call of a collective that the graph holds."""
     members = teams.named(operator.overload)
-    if way in KERNELS and operator.name == "all_to_all" and operator.overload == "expert":
-        return _token_exchange_s(operator, network, members, way, routing)
+    if dispatcher in KERNELS and operator.name == "all_to_all" and operator.overload == "expert":
+        return _token_exchange_s(operator, network, members, dispatcher, routing)
     least = tensor_message_s * members.size if operator.overload == "tensor" and members.nodes > 1 else 0.0
     return max(least, network.time_s(KINDS[operator.name], message_bytes(operator), members))
 
@@ -51,23 +51,23 @@ _LEAST_WIDTH = 256
 
 
 def _token_exchange_s(
-    operator: Operator, network: Collectives, members: Team, way: Dispatcher, routing: Choice
+    operator: Operator, network: Collectives, members: Team, dispatcher: Dispatcher, routing: Choice
 ) -> float:
-    """Of tokens to their experts, where more rows come out than go in, or back. DeepEP gives a row for each
-    rank that a token goes to, HybridEP for each expert."""
+    """Time the exchange of tokens with their experts, where more rows come out than go in, or back. DeepEP
+    gives a row for each rank that a token goes to, HybridEP for each expert."""
     given, taken = operator.inputs[0], operator.outputs[0]
     if len(given.shape) < 2 or given.shape[-1] < _LEAST_WIDTH:
         return 0.0
     placed, rates = network.placement(members), network.rates(members)
     tokens, rows = sorted((given.numel // given.shape[-1], taken.numel // taken.shape[-1]))
-    copies = rows / tokens if way == "deepep" else distinct(rows / tokens, placed.size)
+    copies = rows / tokens if dispatcher == "deepep" else distinct(rows / tokens, placed.size)
     if routing == "round-robin":
         reached = 1 + (copies - 1) / placed.per_domain
     else:
         reached = distinct(choices_of(copies, placed.size), placed.domains)
     times = [
         exchange_s(
-            way,
+            dispatcher,
             direction,
             tokens=tokens,
             copies=copies,
@@ -84,7 +84,7 @@ def _token_exchange_s(
 
 
 def _directions(given: TensorSpec, taken: TensorSpec) -> tuple[Direction, ...]:
-    """Which way tokens go; either, half of the time, where each goes to one rank alone."""
+    """Tell which way tokens go; either, half of the time, where each goes to one rank alone."""
     if given.numel == taken.numel:
         return ("dispatch", "combine")
     return ("dispatch",) if taken.numel > given.numel else ("combine",)

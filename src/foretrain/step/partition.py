@@ -71,7 +71,7 @@ class Block:
 
     @functools.cached_property
     def trained_experts(self) -> int:
-        """Those of them in experts."""
+        """Count the trained elements in experts."""
         return sum(weight.elements for weight in self.weights if weight.trainable and weight.expert)
 
     @functools.cached_property
@@ -84,7 +84,7 @@ Chunk = tuple[Block, ...]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Stage:
-    """What one rank of the pipeline runs: one chunk of blocks, or several that are interleaved."""
+    """Says what one rank of the pipeline runs: one chunk of blocks, or several that are interleaved."""
 
     index: int
     chunks: tuple[Chunk, ...]
@@ -103,7 +103,7 @@ class Stage:
 
     @functools.cached_property
     def calls(self) -> Index:
-        """All calls of a micro-batch."""
+        """List all calls of a micro-batch."""
         pieces = (block.piece for block in self.blocks)
         none = np.zeros(0, dtype=np.int64)
         return np.concatenate([none, *(part for piece in pieces for part in (piece.forward, piece.backward))])
@@ -167,8 +167,8 @@ def _shortened(path: str) -> str:
 
 
 def _pieces(graph: OpGraph, keys: Sequence[str]) -> list[Piece]:
-    """Each op goes to the piece that its layer belongs to; ops between layers to the piece that the stream is
-    in."""
+    """Put each op into the piece that its layer belongs to; ops between layers into the piece that the stream
+    is in."""
     number = _numbers(graph, keys)
     phase = graph.phase_index
     forward, backward = phase == PHASES.index("forward"), phase == PHASES.index("backward")
@@ -203,8 +203,8 @@ def _numbers(graph: OpGraph, keys: Sequence[str]) -> Index:
 def _own(graph: OpGraph, layer: str, position: Mapping[str, int]) -> int | None:
     if graph.stack is None:
         return position.get(_shortened(layer)) if layer else None
-    found = graph.stack.layer_of(layer)
-    return None if found is None else 1 + found
+    layer_number = graph.stack.layer_of(layer)
+    return None if layer_number is None else 1 + layer_number
 
 
 def _last_positions(graph: OpGraph, position: Mapping[str, int]) -> dict[str, int]:
@@ -351,7 +351,7 @@ def stages_of(job: Job, graph: OpGraph, counts: Sequence[int]) -> tuple[Stage, .
 
 
 def dealing_words(job: Job, graph: OpGraph, habits: Profile) -> str:
-    """What was assumed of the layers of each chunk; empty where nothing was."""
+    """Say what was assumed of the layers of each chunk; empty where nothing was."""
     return _deal(job, graph, habits).because if job.plan.pipeline > 1 else ""
 
 
@@ -370,7 +370,7 @@ def _deal(job: Job, graph: OpGraph, habits: Profile) -> Dealt:
 
 
 def _by_work(graph: OpGraph, parts: int) -> Dealt:
-    """As nanotron deals out its blocks, by the work of their products; stages at the end may stay empty."""
+    """Deal blocks out as nanotron does, by the work of their products; stages at the end may stay empty."""
     everything = blocks(graph)
     layers = [block for block in everything if block.is_layer]
     if parts > len(layers) + _NANOTRON_ENDS:
@@ -397,7 +397,7 @@ def _split(everything: Sequence[Block], counts: Sequence[int]) -> list[Chunk]:
 
 
 def layers_of_chunks(dealt: Sequence[Stage], schedule: str) -> tuple[int, ...]:
-    """How many layers each chunk of a pipeline has, in the order of the model."""
+    """Count the layers of each chunk of a pipeline, in the order of the model."""
     layers_of = {
         place(schedule, stage.index, i, len(dealt)).number: sum(block.is_layer for block in chunk)
         for stage in dealt
@@ -407,7 +407,7 @@ def layers_of_chunks(dealt: Sequence[Stage], schedule: str) -> tuple[int, ...]:
 
 
 def handed_on_bytes(chunk: Chunk, stages: Sequence[Stage]) -> int:
-    """What a chunk hands on; one without blocks, what layers do."""
+    """Count the bytes that a chunk hands on; of one without blocks, those that layers do."""
     if chunk:
         return chunk[-1].piece.handed_on_bytes
     layers = (block.piece for stage in stages for block in stage.blocks if block.is_layer)

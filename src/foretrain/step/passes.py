@@ -73,7 +73,7 @@ class Pass:
         return self.busy_s + self.gaps_s
 
     def __add__(self, other: Pass) -> Pass:
-        """One after the other."""
+        """Put one pass after the other."""
         columns = {
             name: np.concatenate([getattr(self, name), getattr(other, name)])
             for name in ("op", "host_s", "busy_s", "gaps_s")
@@ -113,13 +113,13 @@ Kind = tuple[int, int, bool]
 
 
 def kind_of(layout: Layout, stage: Stage, block: Block) -> Kind:
-    """What the passes of a block depend on: the group of its stage, its piece, and whether calls of it run
-    again."""
+    """Name what the passes of a block depend on: the group of its stage, its piece, and whether calls of it
+    run again."""
     return stage.group, id(block.piece), runs_again(layout.job.plan, layout.graph, block)
 
 
 def stage_kinds(layout: Layout) -> list[Hashable]:
-    """Of each stage, what its work depends on: the kinds of its blocks."""
+    """Name, of each stage, what its work depends on: the kinds of its blocks."""
     return [
         tuple(tuple(kind_of(layout, stage, block) for block in chunk) for chunk in stage.chunks)
         for stage in layout.stages
@@ -143,7 +143,7 @@ def _passes_by_kind(layout: Layout) -> dict[Kind, tuple[Pass, Pass]]:
 
 
 def _moved_to_host_s(layout: Layout, block: Block, beside_s: float) -> float:
-    """What it takes longer than a pass to move what a layer keeps to or from the host meanwhile."""
+    """Time what it takes longer than a pass to move what a layer keeps to or from the host meanwhile."""
     plan = layout.job.plan
     if not plan.offload_activations or not block.is_layer:
         return 0.0
@@ -169,8 +169,8 @@ def weight_gradients_s(layout: Layout, block: Block) -> float:
 
 @functools.lru_cache(maxsize=64)
 def makes_weight_gradients(graph: OpGraph) -> npt.NDArray[np.bool_]:
-    """Which calls of the backward pass write gradients of weights alone, or are products whose results go
-    there."""
+    """Tell which calls of the backward pass write gradients of weights alone, or are products whose results
+    go there."""
     gradients = {number for number, buffer in enumerate(graph.buffers) if buffer.category == "gradients"}
     backward = [(i, op) for i, op in enumerate(graph.ops) if op.phase == "backward"]
     added = {number for _, op in backward if not gradients.isdisjoint(op.writes) for number in op.reads}
@@ -188,7 +188,7 @@ def recomputed(layout: Layout, block: Block) -> Index:
 
 
 def run_again(plan: Plan, profile: Profile, graph: OpGraph, block: Block) -> Index:
-    """The same by what a plan says, and how its framework recomputes."""
+    """List the calls of a block that run again, by what a plan says and how its framework recomputes."""
     calls = not_kept(plan, profile.selective_recompute, graph, block)
     stops = plan.recompute == "full" and profile.stops_recomputing and len(calls) > 0
     return _asked_for(graph, block.piece) if stops else calls
@@ -226,14 +226,14 @@ def runs_again(plan: Plan, graph: OpGraph, block: Block) -> bool:
 
 
 def is_recomputed(graph: OpGraph, calls: Index) -> npt.NDArray[np.bool_]:
-    """Which calls of a backward pass run for the second time: traced so, or of the forward pass."""
+    """Tell which calls of a backward pass run for the second time: traced so, or of the forward pass."""
     again: npt.NDArray[np.bool_] = _seconds(graph)[calls]
     return again
 
 
 @functools.lru_cache(maxsize=256)
 def _seconds(graph: OpGraph) -> npt.NDArray[np.bool_]:
-    """Of all calls, those that would run for the second time in a backward pass."""
+    """Tell which of all calls would run for the second time in a backward pass."""
     again: npt.NDArray[np.bool_] = graph.recomputed | (graph.phase_index == PHASES.index("forward"))
     return again
 
@@ -283,7 +283,7 @@ def traced_blocks(graph: OpGraph) -> Sequence[Block]:
 
 @functools.lru_cache(maxsize=64)
 def traced_parameters(graph: OpGraph) -> tuple[int, int]:
-    """Of the blocks that were traced, elements and tensors that are trained."""
+    """Count the trained elements and tensors of the blocks that were traced."""
     trained = [w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable]
     return sum(trained), len(trained)
 
@@ -298,8 +298,8 @@ def _pass(layout: Layout, piece: Piece, phase: Phase) -> Pass:
     if key not in known:
         calls = piece.forward if phase == "forward" else piece.backward
         known[key] = _timed(layout, calls, overlap, backward=phase == "backward")
-    found: Pass = known[key]
-    return found
+    made: Pass = known[key]
+    return made
 
 
 def _timed(layout: Layout, calls: Index, overlap: TensorOverlap = "none", *, backward: bool = False) -> Pass:
@@ -317,7 +317,7 @@ def _timed(layout: Layout, calls: Index, overlap: TensorOverlap = "none", *, bac
 
 
 def _with(calls: Pass, beside_s: float, host_s: float = 0.0) -> Pass:
-    """The same calls, and time behind them that belongs to no traced op."""
+    """Add time behind the calls that belongs to no traced op."""
     if not beside_s and not host_s:
         return calls
     together = calls.span + Span(host_s, beside_s, max(host_s, beside_s))
@@ -338,15 +338,15 @@ def _accumulation_s(layout: Layout, block: Block) -> float:
 
 
 def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:
-    """All calls but attention and every second matrix product, whose results are kept."""
+    """List the calls without attention and every second matrix product, whose results are kept."""
     products = [i for i in calls.tolist() if is_product(graph.ops[i].operator.name)]
     kept = {*products[::2], *attention_calls(graph, calls).tolist()}
     return np.array([i for i in calls.tolist() if i not in kept], dtype=np.int64)
 
 
 def hidden_exchange_s(layout: Layout, calls: Index, device_s: Column) -> Column:
-    """What of the exchange with experts runs beside the computation of another micro-batch, whose backward
-    pass alternates with this one's forward pass; not while a pipeline fills and drains."""
+    """Time the part of the exchange with experts that runs beside the computation of another micro-batch,
+    whose backward pass alternates with this one's forward pass; not while a pipeline fills and drains."""
     operators = [layout.graph.ops[i].operator for i in calls.tolist()]
     exchanges = np.array(
         [communicates(one.name) and one.overload == "expert" for one in operators], dtype=bool
@@ -360,6 +360,6 @@ def hidden_exchange_s(layout: Layout, calls: Index, device_s: Column) -> Column:
 
 
 def _beside_others(layout: Layout) -> float:
-    """Of the micro-batches, those that have another one to run beside: not while a pipeline fills and
+    """Give the share of the micro-batches that have another one to run beside: not while a pipeline fills and
     drains."""
     return max(0.0, 1.0 - layout.job.plan.pipeline / layout.job.accumulation)

@@ -35,7 +35,8 @@ _FAR_NODES, _FAR_TEAM_NODES = 64, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWork:
-    """What a rank of a pipeline does: the passes of each of its chunks, and what follows the last one."""
+    """Says what a rank of a pipeline does: the passes of each of its chunks, and what follows the last
+    one."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
@@ -49,7 +50,7 @@ class StageWork:
 
     @property
     def hidden_s(self) -> float:
-        """What passes of a micro-batch are shorter by that run together."""
+        """Give the time by which passes of a micro-batch that run together are shorter."""
         apart = sum(self.forward_s) + sum(self.backward_s)
         return apart - sum(self.beside_s) if self.beside_s else 0.0
 
@@ -91,7 +92,8 @@ def play_pipeline(
     *,
     blocks: bool = False,
 ) -> PlayedPipeline:
-    """All passes of a step; messages take as long everywhere, or as each chunk's in the order of the model.
+    """Play all passes of a step; messages take as long everywhere, or as each chunk's in the order of the
+    model.
 
     A pass waits for its input ``message_s`` after the pass that makes it has ended; where sending
     ``blocks``, the sender waits as long before its next pass.
@@ -228,7 +230,7 @@ def _blocks(layout: Layout) -> bool:
 
 
 def _stage_works(layout: Layout, works: Sequence[Work]) -> list[StageWork]:
-    """Of each stage; those alike share their work, but for both ends of the pipeline."""
+    """Make the work of each stage; those alike share it, but for both ends of the pipeline."""
     waits = layout.profile.waits_at_messages and not overlaps_messages(layout)
     work_of: dict[tuple[int, bool], StageWork] = {}
     keys = [(id(work), _is_end(layout, stage)) for stage, work in zip(layout.stages, works, strict=True)]
@@ -327,11 +329,11 @@ def _messages_s(layout: Layout) -> tuple[float, ...]:
         [handed_on_bytes(placed[number][1], layout.stages) for number in sorted(placed)], dtype=np.float64
     )
     groups = [placed[number][0].group for number in sorted(placed)]
-    ways = list(zip(groups, [*groups[1:], groups[-1]], strict=True))
+    pairs = list(zip(groups, [*groups[1:], groups[-1]], strict=True))
     times_s = np.zeros(len(sizes))
-    for way in set(ways):
-        own = [number for number, one in enumerate(ways) if one == way]
-        seen = [_sending_s(view, sizes[own], members) for view, members in _ends(layout, way)]
+    for pair in set(pairs):
+        own = [number for number, one in enumerate(pairs) if one == pair]
+        seen = [_sending_s(view, sizes[own], members) for view, members in _ends(layout, pair)]
         times_s[own] = np.max(seen, axis=0)
     return tuple(times_s.tolist())
 
@@ -372,8 +374,8 @@ def _tied_s(layout: Layout) -> float:
 
 
 def _tail_s(work: Work) -> float:
-    """After the last backward pass: what of the gradients is still to be summed up, the optimizer, and
-    handing out parameters."""
+    """Time what follows the last backward pass: what of the gradients is still to be summed up, the
+    optimizer, and handing out parameters."""
     return _tail_exchange_s(work) + work.optimizer.alone_s
 
 

@@ -83,7 +83,7 @@ class Step:
     """Sums of the calls' device seconds that were asked for; no scaling of the step changes them."""
 
     def of_job(self, job: Job) -> Step:
-        """The same of a job that differs in its length alone."""
+        """Give the step of a job that differs in its length alone."""
         return dataclasses.replace(self, layout=self.layout.of_job(job))
 
     @property
@@ -97,7 +97,7 @@ class Step:
 
     @property
     def sent_bytes(self) -> float:
-        """By one rank in a step, over its links."""
+        """Count the bytes that one rank sends in a step, over its links."""
         return sum(self.sent.values())
 
     @property
@@ -106,7 +106,7 @@ class Step:
         return _causes(self.time)
 
     def scaled(self, factor: float) -> Step:
-        """With the time of the step by a factor; phases and calls stay as they were costed.
+        """Scale the time of the step; phases and calls stay as they were costed.
 
         Where the device waits for the host longer than the step changes, this wait changes and the device
         works as before; else all times of the schedule are multiplied.
@@ -119,16 +119,16 @@ class Step:
         )
         return dataclasses.replace(self, time=waiting)
 
-    def by(self, what: str) -> dict[str, float]:
+    def by(self, grouping: str) -> dict[str, float]:
         """Device seconds by ``phase``, ``operator`` or ``layer``, largest first: of a rank of every stage
         together.
 
         Without a pipeline they add up to ``device_busy_s``: what of it is in no call, mostly waiting for
         gradients and parameters, is a part of its own.
         """
-        if what not in self.totals:
-            self.totals[what] = _totals(self.layout, list(self._passes()), what)
-        totals = self.totals[what]
+        if grouping not in self.totals:
+            self.totals[grouping] = _totals(self.layout, list(self._passes()), grouping)
+        totals = self.totals[grouping]
         if len(self.layout.stages) == 1:
             totals = _up_to(self.device_busy_s, totals)
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
@@ -178,11 +178,8 @@ def _causes(time: StepTime) -> dict[str, float]:
 
 
 def play(layout: Layout) -> Step:
-    """The step of a job, and what each of its ranks holds and does."""
-    works, job = _works(layout), layout.job
-    limited = within_power(layout, works)
-    if limited is not layout:
-        layout, works = limited, _works(limited)
+    """Play the step of a job, and what each of its ranks holds and does."""
+    (layout, works), job = _limited(layout), layout.job
     time = _delayed(_time(layout, works), _waiting_ranks(job))
     busiest = max(range(len(works)), key=lambda i: works[i].passes.device_s)
     stage = layout.stages[busiest]
@@ -213,19 +210,23 @@ def play(layout: Layout) -> Step:
 
 
 def step_time_s(layout: Layout) -> float:
-    """The time of a step alone, as ``play`` has it."""
-    works, ranks = _works(layout), _waiting_ranks(layout.job)
-    limited = within_power(layout, works)
-    if limited is not layout:
-        layout, works = limited, _works(limited)
+    """Time a step alone, as ``play`` has it."""
+    (layout, works), ranks = _limited(layout), _waiting_ranks(layout.job)
     if len(works) > 1:
         return pipeline_time_s(layout, works) * (1.0 + straggling(ranks))
     return _delayed(_time(layout, works), ranks).time_s
 
 
+def _limited(layout: Layout) -> tuple[Layout, list[Work]]:
+    """Give the work of the ranks, within the power of their boards."""
+    works = _works(layout)
+    limited = within_power(layout, works)
+    return (layout, works) if limited is layout else (limited, _works(limited))
+
+
 def _phases(forward: Span, backward: Span, optimizer: Span, accumulation: int) -> dict[Phase, float]:
-    """By the device's clock in a step that begins idle, each from the end of the one before: they add up to
-    that step. Micro-batches after the third are as long as it."""
+    """Time the phases by the device's clock in a step that begins idle, each from the end of the one before:
+    they add up to that step. Micro-batches after the third are as long as it."""
     parts: dict[Phase, float] = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
     clocks = (0.0, 0.0)
 
@@ -244,7 +245,7 @@ def _phases(forward: Span, backward: Span, optimizer: Span, accumulation: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StageCalls:
-    """What the calls of a rank add up to in a step."""
+    """Adds up the calls of a rank in a step."""
 
     kernels: float
     bytes_moved: float
@@ -280,12 +281,12 @@ Placed = tuple[Phase, Block | None, Pass, int]
 """A pass of a rank, and how often it runs in a step."""
 
 
-def _totals(layout: Layout, passes: Sequence[Placed], what: str) -> dict[str, float]:
+def _totals(layout: Layout, passes: Sequence[Placed], grouping: str) -> dict[str, float]:
     """Device seconds of passes by ``phase``, ``operator`` or ``layer``."""
     names: dict[str, int] = {}
-    codes = [_codes(layout, one, what, names) for one in passes] if what != "operator" else []
+    codes = [_codes(layout, one, grouping, names) for one in passes] if grouping != "operator" else []
     seconds = [calls.busy_s * times for _, _, calls, times in passes]
-    if what == "operator":
+    if grouping == "operator":
         known, which = layout.graph.operator_names
         names.update((name, code) for code, name in enumerate(known))
         codes = [which[np.concatenate([calls.op for _, _, calls, _ in passes])]]
@@ -293,15 +294,15 @@ def _totals(layout: Layout, passes: Sequence[Placed], what: str) -> dict[str, fl
     totals = {name: total_s for name, total_s in zip(names, sums, strict=True) if total_s}
     for phase, _, calls, times in passes:
         if calls.beside_s:
-            name = phase if what == "phase" else f"({phase})"
+            name = phase if grouping == "phase" else f"({phase})"
             totals[name] = totals.get(name, 0.0) + calls.beside_s * times
     return totals
 
 
-def _codes(layout: Layout, placed: Placed, what: str, names: dict[str, int]) -> Index:
-    """What each call of a pass counts as, by numbers of ``names``."""
+def _codes(layout: Layout, placed: Placed, grouping: str, names: dict[str, int]) -> Index:
+    """Say what each call of a pass counts as, by numbers of ``names``."""
     phase, block, calls, _ = placed
-    if what == "phase":
+    if grouping == "phase":
         plain = names.setdefault(phase, len(names))
         again = is_recomputed(layout.graph, calls.op) if phase == "backward" else None
         if again is None or not again.any():
@@ -309,8 +310,8 @@ def _codes(layout: Layout, placed: Placed, what: str, names: dict[str, int]) -> 
         return np.where(again, names.setdefault(RECOMPUTED, len(names)), plain)
     paths, which = layout.graph.layers
     used, place = np.unique(which[calls.op], return_inverse=True)
-    found = [layer_of(layout, block, paths[i]) or f"({phase})" for i in used.tolist()]
-    own = np.array([names.setdefault(name, len(names)) for name in found], dtype=np.int64)
+    layers = [layer_of(layout, block, paths[i]) or f"({phase})" for i in used.tolist()]
+    own = np.array([names.setdefault(name, len(names)) for name in layers], dtype=np.int64)
     return own[place]
 
 
@@ -408,19 +409,19 @@ def _waiting_ranks(job: Job) -> int:
 
 
 def straggling(ranks: int) -> float:
-    """What the slowest of many ranks takes longer, as a share of a step: the expected maximum of as many
-    normal deviations."""
+    """Give the time that the slowest of many ranks takes longer, as a share of a step: the expected maximum
+    of as many normal deviations."""
     return _JITTER * math.sqrt(2 * math.log(ranks))
 
 
 def _delayed(step: StepTime, ranks: int) -> StepTime:
-    """With the wait for the slowest of many ranks."""
+    """Add the wait for the slowest of many ranks."""
     longer = step.time_s * straggling(ranks)
     return dataclasses.replace(step, time_s=step.time_s + longer, straggler_s=longer)
 
 
 def _busy_s(layout: Layout, work: Work, time: StepTime) -> float:
-    """What the device works in a step, as ``Step.device_busy_s`` says it."""
+    """Time the device's work in a step, as ``Step.device_busy_s`` says it."""
     causes = _causes(time)
     exposed, servers = causes["exposed communication"], layout.job.plan.servers
     device = layout.site.groups[0].device

@@ -18,7 +18,8 @@ of these."""
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a rank does in a step: its blocks in forward order, and what it exchanges with its replicas."""
+    """Says what a rank does in a step: its blocks in forward order, and what it exchanges with its
+    replicas."""
 
     forward: tuple[Span, ...]
     backward: tuple[Span, ...]
@@ -63,7 +64,7 @@ class Work:
 
 @dataclass(slots=True)
 class _Clock:
-    """Where host, device and network have come to, and what they have done so far."""
+    """Says where host, device and network have come to, and what they have done so far."""
 
     host: float = 0.0
     device: float = 0.0
@@ -97,7 +98,7 @@ class _Clock:
         return self.network
 
     def sum_up(self, name: str, seconds: float, ready: float) -> float:
-        """The same among the copies of a shard."""
+        """Sum gradients up among the copies of a shard."""
         self.copies = max(self.copies, ready) + seconds
         self.moved_s += seconds
         self.slots.append((0, "network", name, self.copies - seconds, self.copies))
@@ -132,7 +133,7 @@ class StepTime:
     """Micro-batches of the step for each one in ``slots``."""
 
     def scaled(self, factor: float) -> StepTime:
-        """All times by a factor."""
+        """Scale all times."""
         times = {
             one.name: getattr(self, one.name) * factor
             for one in dataclasses.fields(self)
@@ -160,7 +161,7 @@ class Slot:
     """When the device and what it needs are there for it."""
 
     def moved(self, by_s: float, factor: float = 1.0) -> Slot:
-        """The same at another time, and longer by a factor."""
+        """Move the slot to another time, and make it longer by a factor."""
         start_s, end_s = (self.start_s + by_s) * factor, (self.end_s + by_s) * factor
         issued_s, free_s = (self.issued_s + by_s) * factor, (self.free_s + by_s) * factor
         return Slot(
@@ -239,7 +240,7 @@ def _begun_at_zero(fields: Sequence[tuple[Any, ...]]) -> Iterator[Slot]:
 
 
 def from_idle(work: Work, micro_batches: int) -> list[Slot]:
-    """What one step goes through when nothing was under way before it."""
+    """List what one step goes through when nothing was under way before it."""
     clock = _Clock()
     _play(work, micro_batches, clock)
     return [Slot(*one) for one in clock.slots]
@@ -331,7 +332,7 @@ class _Fetching:
         self._there: dict[int, float] = {}
 
     def ready(self, block: int) -> float:
-        """When the parameters of a block are there, as the host comes to it."""
+        """Tell when the parameters of a block are there, as the host comes to it."""
         self._ended.append(self._clock.device)
         if block in self._left:
             self._fetch(before=3)

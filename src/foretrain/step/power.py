@@ -87,7 +87,7 @@ def lowered_power(site: Cluster) -> float:
 
 
 def _share_of_peak(layout: Layout, calls: Index, seconds: float) -> float:
-    """How much of the device's peak rates products use in their time."""
+    """Give the share of the device's peak rates that products use in their time."""
     device, precision = layout.site.groups[0].device, layout.job.workload.training.precision
     at_peak = at_peak_s(layout.graph, device, precision)[calls]
     return min(1.0, float(at_peak.sum()) / seconds) if seconds else 0.0
@@ -95,7 +95,7 @@ def _share_of_peak(layout: Layout, calls: Index, seconds: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def at_peak_s(graph: OpGraph, device: Device, precision: str) -> Column:
-    """What the arithmetic of each op takes at the device's peak rate for its numbers."""
+    """Time the arithmetic of each op at the device's peak rate for its numbers."""
     rates = np.array([device.peak_flops(arithmetic(operator, precision)) for operator in graph.operators])
     seconds: Column = graph.column("flops") / rates[graph.operator_index]
     return seconds

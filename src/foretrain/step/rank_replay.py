@@ -48,7 +48,8 @@ class _Birth:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a call makes, and what goes after it: how many blocks further on it was made, and its name."""
+    """Says what a call makes, and what goes after it: how many blocks further on it was made, and its
+    name."""
 
     number: int
     births: tuple[_Birth, ...]
@@ -61,7 +62,7 @@ Passes = tuple[tuple[_Call, ...], tuple[_Call, ...]]
 
 @functools.lru_cache(maxsize=32)
 def _passes(graph: OpGraph) -> dict[tuple[int, int], Passes]:
-    """Of each piece of the graph, by its first calls."""
+    """List the passes of each piece of the graph, by its first calls."""
     pieces = list({_begins(block.piece): block.piece for block in blocks(graph)}.values())
     where: dict[int, tuple[int, bool, int]] = {}
     for number, piece in enumerate(pieces):
@@ -158,7 +159,8 @@ class RankReplay:
     """Gradients of a block as its backward pass makes them."""
 
     def reserved_bytes(self) -> int:
-        """After steps enough for the cache to settle; played once for ranks alike."""
+        """Count the bytes reserved after steps enough for the cache to settle; played once for ranks
+        alike."""
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
         return _settled(
             **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
@@ -296,8 +298,8 @@ def _settled(**rank: Any) -> int:
 
 
 def replayed_bytes(rank: ShardedRank, shards: ShardBuffers | None, flying: int) -> float | None:
-    """What a rank of a stage has reserved, with so many micro-batches ``flying``; None where its framework
-    keeps buffers of its own, or what it runs is not a stack of layers in their order."""
+    """Count the bytes that a rank of a stage has reserved, with so many micro-batches ``flying``; None where
+    its framework keeps buffers of its own, or what it runs is not a stack of layers in their order."""
     job, graph, stage, profile = rank.job, rank.graph, rank.stage, rank.profile
     sizes, trained = rank.sizes, rank.trained
     buffers = profile.keeps_fp32_gradients or profile.loss_copies is not None or profile.sharding == "flat"

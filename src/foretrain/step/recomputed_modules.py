@@ -69,7 +69,7 @@ def check_modules(plan: Plan, graph: OpGraph) -> None:
 
 
 def _between_products(graph: OpGraph, calls: Sequence[int]) -> list[int]:
-    """What lies between the first and the last product of some calls and is none."""
+    """List the calls between the first and the last product that are none."""
     products = [i for i in calls if is_product(graph.ops[i].operator.name)]
     return [i for i in calls if products and products[0] < i < products[-1] and i not in products]
 

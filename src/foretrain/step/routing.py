@@ -19,8 +19,9 @@ the load instead)."""
 
 
 def uneven_share(step: Step) -> float:
-    """What the step may take longer, as a share of it, where the plan does not say how full the fullest rank
-    is: benchmarks force balance, trainings do not. Several experts of a rank are fuller and emptier ones."""
+    """Give what the step may take longer, as a share of it, where the plan does not say how full the fullest
+    rank is: benchmarks force balance, trainings do not. Several experts of a rank are fuller and emptier
+    ones."""
     plan, graph = step.layout.job.plan, step.layout.graph
     if plan.expert == 1 or plan.expert_imbalance is not None or not spreads_by_chance(plan):
         return 0.0
@@ -30,12 +31,12 @@ def uneven_share(step: Step) -> float:
 
 
 def widened(factors: Factors, share: float) -> Factors:
-    """The same intervals, with longer steps in them."""
+    """Widen the intervals, with longer steps in them."""
     return factors._replace(high=factors.high * (1 + share), high_95=factors.high_95 * (1 + share))
 
 
 def _share_of_experts(step: Step) -> float:
-    """Of the time of a rank's calls, that of experts and of rows on their way."""
+    """Give the share of the time of a rank's calls that goes to experts and to rows on their way."""
     stage = step.layout.stages[-1]
     layout = step.layout.at(stage)
     of_experts = np.array([_is_of_experts(one) for one in layout.graph.operators], dtype=np.bool_)

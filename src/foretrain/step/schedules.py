@@ -41,7 +41,7 @@ class Task(NamedTuple):
 
 
 class ChunkPlace(NamedTuple):
-    """Where a chunk is in the model, and in which copy of the model."""
+    """Says where a chunk is in the model, and in which copy of the model."""
 
     copy: int
     number: int
@@ -55,7 +55,7 @@ def chunks_of(plan: Plan) -> int | None:
 
 
 def model_copies(plan: Plan) -> int:
-    """How often the model lies in the pipeline: DualPipe has a copy for each direction."""
+    """Count how often the model lies in the pipeline: DualPipe has a copy for each direction."""
     return 2 if plan.schedule == BIDIRECTIONAL and plan.pipeline > 1 else 1
 
 
@@ -80,7 +80,7 @@ def check(plan: Plan, micro_batches: int, *, trains: bool) -> None:
 
 
 def place(schedule: str, stage: int, chunk: int, stages: int) -> ChunkPlace:
-    """Where a chunk of a rank is: one after the other down the pipeline, or back up in the second chunk.
+    """Tell where a chunk of a rank is: one after the other down the pipeline, or back up in the second chunk.
 
     >>> [place("zbv", stage, 1, 4).number for stage in range(4)]
     [7, 6, 5, 4]
@@ -119,8 +119,8 @@ def order(schedule: str, stage: int, stages: int, chunks: int, micro_batches: in
 
 
 def _one_by_one(schedule: str, stage: int, stages: int, chunks: int, micro_batches: int) -> Order:
-    """All forward passes first (gpipe, and all there is in inference), or one forward and one backward after
-    a warm-up (Narayanan et al. 2021, arXiv 2104.04473).
+    """Order all forward passes first (gpipe, and all there is in inference), or one forward and one backward
+    after a warm-up (Narayanan et al. 2021, arXiv 2104.04473).
 
     Zero bubble (ZB-H1 of Qi et al. 2023, arXiv 2401.10241) keeps that order for gradients of inputs; those of
     weights follow later by as many micro-batches as the rank has begun fewer than the first one, so that all
@@ -189,9 +189,9 @@ def _zbv(stage: int, stages: int, micro_batches: int) -> Order:
     steps = [f0] * (2 * left - 1) + [f1, f0] * stage + [f1, i1, w1] * left
     steps += [f0, i0, w0, f1, i1, w1] * (whole - ahead) + [i0, w0, f1, i1, w1] * (ahead - stages)
     steps += [i0, i1] * stage + [i0, w0] * left + [w1] * stage + [w0] * stage
-    found = _numbered(steps)
-    kept = found.micro_batch < micro_batches
-    return Order(found.kind[kept], found.chunk[kept], found.micro_batch[kept], found.beside[kept])
+    order = _numbered(steps)
+    kept = order.micro_batch < micro_batches
+    return Order(order.kind[kept], order.chunk[kept], order.micro_batch[kept], order.beside[kept])
 
 
 def _dualpipe(stage: int, stages: int, micro_batches: int) -> Order:
@@ -235,8 +235,8 @@ def _held(schedule: str, stage: int, stages: int, chunks: int, micro_batches: in
 
 
 def in_flight(plan: Plan, stage: int, chunks: int, micro_batches: int) -> tuple[int, ...]:
-    """For each chunk of a stage, the micro-batches whose activations it holds when it holds most of them:
-    from their forward pass until the gradients of the weights are there.
+    """Count, for each chunk of a stage, the micro-batches whose activations it holds when it holds most of
+    them: from their forward pass until the gradients of the weights are there.
 
     >>> in_flight(Plan(pipeline=4), 0, 1, 8), in_flight(Plan(pipeline=4), 3, 1, 8)
     ((4,), (1,))

@@ -124,7 +124,7 @@ class ShardBuffers:
         return Whole(own + self.root + self.before[i] * (1.0 - self.reshards) + sent + waiting, fetched)
 
     def after(self, i: int) -> Whole:
-        """When block ``i`` has run backward and its gradients are copied to be reduced."""
+        """Say what is whole when block ``i`` has run backward and its gradients are copied to be reduced."""
         if self.sums_up or (self._in_root(i) and i):
             return self.backward(i)
         if self._in_root(i):
@@ -132,8 +132,8 @@ class ShardBuffers:
             return Whole(sum(self.gradients[j] + self.reduced[j] for j in root), 0.0)
         beside = self.backward(i)
         sent = self.reduced[i + 1] if i + 1 < len(self.blocks) and not self._in_root(i + 1) else 0.0
-        here = beside.here - self.parameters[i] - sent + self.gradients[i] + self.reduced[i]
-        return Whole(here, beside.aside)
+        on_stream = beside.here - self.parameters[i] - sent + self.gradients[i] + self.reduced[i]
+        return Whole(on_stream, beside.aside)
 
     def _in_root(self, i: int) -> bool:
         return not self.splits_root and not self.blocks[i].is_layer
@@ -144,7 +144,7 @@ class ShardBuffers:
         return inside and self.reshards > 0 and not self.sums_up
 
     def fetched(self, i: int) -> float:
-        """What is gathered before block ``i`` runs forward."""
+        """Count the bytes that are gathered before block ``i`` runs forward."""
         if self._in_root(i):
             return self.root if i == 0 else 0.0
         return self.parameters[i]

@@ -47,7 +47,7 @@ _NODES_AHEAD = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Moment:
-    """What a rank holds beside what it holds all the time."""
+    """Says what a rank holds beside what it holds all the time."""
 
     phase: Phase
     kept: float
@@ -58,7 +58,7 @@ class _Moment:
 
     @property
     def here(self) -> float:
-        """On the stream of the computation."""
+        """Count the bytes on the stream of the computation."""
         return self.kept + self.working + self.whole.here
 
     @property
@@ -135,7 +135,8 @@ def _by_category(rank: ShardedRank, most: _Moment) -> dict[str, float]:
 
 
 def _weights_bytes(rank: ShardedRank) -> float:
-    """Of a rank's parameters as it keeps them: a shard of ZeRO 3 may be wider than what is computed with."""
+    """Count the bytes of a rank's parameters as it keeps them: a shard of ZeRO 3 may be wider than what is
+    computed with."""
     job, graph, sizes, owned = rank.job, rank.graph, rank.sizes, rank.owned
     own, sharded = weight_bytes(graph), job.plan.shard == "zero3"
     if job.workload.training.adapter is not None:
@@ -164,8 +165,8 @@ def _open_bytes(rank: ShardedRank, most: _Moment) -> float:
 
 
 def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
-    """Of weights in fp8 that stay for all micro-batches of a step, as they lie and, before Blackwell,
-    transposed."""
+    """Count the bytes of weights in fp8 that stay for all micro-batches of a step, as they lie and, before
+    Blackwell, transposed."""
     return float(sum(_cast_bytes(graph, block.piece) for block in stage.blocks))
 
 
@@ -181,7 +182,7 @@ def _cast_bytes(graph: OpGraph, piece: Piece) -> int:
 
 
 def _in_fp8_alone(job: Job, graph: OpGraph, stage: Stage) -> float:
-    """What weights take in bf16 that products of Transformer Engine multiply in fp8."""
+    """Count the bytes in bf16 of weights that products of Transformer Engine multiply in fp8."""
     if job.workload.training.fp8_recipe in TORCHAO or job.plan.shard == "zero3":
         return 0.0
     return float(weight_bytes(graph) * sum(_scaled_elements(graph, block.piece) for block in stage.blocks))
@@ -189,7 +190,7 @@ def _in_fp8_alone(job: Job, graph: OpGraph, stage: Stage) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _scaled_elements(graph: OpGraph, piece: Piece) -> int:
-    """Of the weights of a piece that are multiplied in fp8, or in fp4 as two in a byte."""
+    """Count the weights of a piece that are multiplied in fp8, or in fp4 as two in a byte."""
     operators = (graph.ops[i].operator for i in piece.forward.tolist())
     weights = (operator.inputs[1] for operator in operators if operator.name == SCALED)
     return sum(weight.numel * (2 if weight.dtype == PACKED else 1) for weight in weights)
@@ -207,8 +208,8 @@ def _bucket_bytes(rank: ShardedRank) -> float:
 
 
 def _moments(rank: ShardedRank) -> Iterator[_Moment]:
-    """What is held at each block as a micro-batch goes forward and backward when most are in flight, and in
-    the update; in inference one block at a time, and what is kept of every micro-batch."""
+    """Say what is held at each block as a micro-batch goes forward and backward when most are in flight, and
+    in the update; in inference one block at a time, and what is kept of every micro-batch."""
     job, graph, stage, sizes, trained = rank.job, rank.graph, rank.stage, rank.sizes, rank.trained
 
     def kind(block: Block) -> tuple[int, bool]:
@@ -252,8 +253,8 @@ def _chunk_moments(
     *,
     beside: float,
 ) -> Iterator[_Moment]:
-    """One micro-batch forward through a chunk, as the last of those in flight, and backward; ``beside`` are
-    bytes that other chunks of the rank have whole all the time."""
+    """Take one micro-batch forward through a chunk, as the last of those in flight, and backward; ``beside``
+    are bytes that other chunks of the rank have whole all the time."""
 
     def now(whole: Whole) -> Whole:
         return Whole(whole.here + beside, whole.aside)
@@ -303,10 +304,10 @@ def _shard_buffers(rank: ShardedRank, blocks: Sequence[Block]) -> ShardBuffers |
 def _cached_bytes(
     rank: ShardedRank, moments: Sequence[_Moment], most: _Moment, *, ahead: float
 ) -> tuple[float, float]:
-    """Beside tensors, and what of it torch could return to a device that is full: memory of each stream that
-    others do not use, split blocks, blocks whose collectives have not run yet, and segments for what fits in
-    no block of activations. Segments that expand have neither split blocks nor the last. So many forward
-    passes are issued ``ahead``."""
+    """Count the bytes reserved beside tensors, and those of them that torch could return to a device that is
+    full: memory of each stream that others do not use, split blocks, blocks whose collectives have not run
+    yet, and segments for what fits in no block of activations. Segments that expand have neither split blocks
+    nor the last. So many forward passes are issued ``ahead``."""
     job, graph, stage = rank.job, rank.graph, rank.stage
     expands = AllocatorSettings.read(job.workload.training.allocator or "").expandable_segments
     kept = max(moment.kept for moment in moments)
@@ -341,7 +342,7 @@ def _passes_ahead(job: Job, site: Cluster, stage: Stage, *, stalled: bool) -> fl
 
 @functools.lru_cache(maxsize=256)
 def _fetched_bytes(graph: OpGraph, piece: Piece) -> int:
-    """What tensor parallelism gathers in a forward pass and lets go."""
+    """Count the bytes that tensor parallelism gathers in a forward pass and lets go."""
     gathers = (graph.ops[i] for i in piece.forward.tolist() if graph.ops[i].operator.name == "all_gather")
     written = (graph.buffers[buffer] for op in gathers for buffer in op.writes)
     return sum(buffer.size_bytes for buffer in written if buffer.category == "temporaries")

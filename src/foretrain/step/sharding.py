@@ -34,17 +34,18 @@ _UPDATE_HOST_S = 60e-6
 
 
 def shards(plan: Plan, members: Team) -> Team:
-    """Of those that hold the same parameters, the neighbours among whom these are sharded."""
+    """Name the team that parameters are sharded over: of those that hold the same ones, neighbours."""
     return neighbours(members, members.size // copies_of(plan, members), "plan.replicate", plan.replicate)
 
 
 def copies(plan: Plan, members: Team) -> Team:
-    """Those that hold the same shard."""
+    """Name the team that holds the same shard."""
     return _across(members, shards(plan, members))
 
 
 def copies_of(plan: Plan, members: Team) -> int:
-    """How many copies of their parameters the members hold together; one where nobody else holds them."""
+    """Count the copies of their parameters that the members hold together; one where nobody else holds
+    them."""
     return plan.replicate if members.size > 1 else 1
 
 
@@ -55,14 +56,14 @@ def neighbours(members: Team, size: int, field: str, value: int) -> Team:
     if size < 1 or members.size % size:
         raise InputError(f"{field}: {value} does not divide the {members.size} ranks that share parameters")
     nodes = next(n for n in range(1, size + 1) if size % n == 0 and members.per_node % (size // n) == 0)
-    here = size // nodes
+    per_node = size // nodes
     return dataclasses.replace(
-        members, per_node=here, nodes=nodes, sharing=members.sharing * members.per_node // here
+        members, per_node=per_node, nodes=nodes, sharing=members.sharing * members.per_node // per_node
     )
 
 
 def _across(members: Team, inner: Team) -> Team:
-    """One member of each such part."""
+    """Name the team of one member of each such part."""
     here = members.per_node // inner.per_node
     return dataclasses.replace(
         members,
@@ -88,7 +89,7 @@ def wire_bytes(layout: Layout, elements: float, *, gradients: bool, trained: boo
 
 
 def item_bytes(job: Job, graph: OpGraph, habits: Profile, *, gradients: bool, trained: bool = True) -> float:
-    """The same of one of them, on average."""
+    """Give the bytes that one of them travels in, on average."""
     training, given = job.workload.training, job.plan.reduce_precision
     precision = training.precision
     if given is None and habits.keeps_fp32_gradients:  # they travel as they are added up
@@ -105,7 +106,8 @@ def item_bytes(job: Job, graph: OpGraph, habits: Profile, *, gradients: bool, tr
 
 @functools.lru_cache(maxsize=64)
 def _item_bytes_in_fp8(graph: OpGraph) -> float:
-    """Where parameters travel in fp8: those of the layers' products, one byte; others as they are held."""
+    """Give the bytes of a parameter that travels in fp8: those of the layers' products, one byte; others as
+    they are held."""
     elements = sum(weight.elements for weight in graph.weights)
     sent = sum(
         weight.elements * (1 if _in_fp8(graph, weight) else ITEM_BYTES[weight.dtype])
@@ -122,7 +124,8 @@ def _in_fp8(graph: OpGraph, weight: Weight) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def held_item_bytes(graph: OpGraph, *, trained: bool, most: int = 8) -> float:
-    """Of the parameters as the rank holds them, on average; none is sent in more bytes than ``most``."""
+    """Give the bytes of a parameter as the rank holds it, on average; none is sent in more bytes than
+    ``most``."""
     weights = [weight for weight in graph.weights if weight.trainable >= trained]
     elements = sum(weight.elements for weight in weights)
     held = sum(weight.elements * min(ITEM_BYTES[weight.dtype], most) for weight in weights)
@@ -185,7 +188,7 @@ def copies_in_s(layout: Layout, block: Block) -> float:
 
 
 def hooks_s(layout: Layout, block: Block, *, backward: bool) -> float:
-    """What the host needs around a pass of a block to gather it and to hand out its gradients."""
+    """Time the host around a pass of a block, to gather it and to hand out its gradients."""
     if not _shared(layout, block, trained=False):
         return 0.0
     each, speed = layout.profile.sharding == "parameters", layout.host_speed
@@ -198,7 +201,7 @@ def hooks_s(layout: Layout, block: Block, *, backward: bool) -> float:
 
 
 def update_hooks_s(layout: Layout, weights: Iterable[Weight]) -> float:
-    """What the host needs in a step to clip and update parameters that are shards."""
+    """Time the host in a step to clip and update parameters that are shards."""
     is_sharded = layout.job.plan.shard == "zero3" and layout.teams.data.size > 1
     if not is_sharded or not layout.job.trains or layout.profile.sharding != "parameters":
         return 0.0
@@ -206,7 +209,8 @@ def update_hooks_s(layout: Layout, weights: Iterable[Weight]) -> float:
 
 
 def _exchanges(layout: Layout) -> float:
-    """How often in a micro-batch parameters are gathered for the forward pass, and gradients handed out."""
+    """Count how often in a micro-batch parameters are gathered for the forward pass, and gradients handed
+    out."""
     return 1.0 / layout.job.accumulation if syncs_last(layout.job, layout.profile) else 1.0
 
 

@@ -18,8 +18,8 @@ Mask = npt.NDArray[np.bool_]
 
 
 class ResultReads(NamedTuple):
-    """What a stretch takes in which the host reads results, and so waits for the device, from one point to
-    another."""
+    """Says what a stretch takes in which the host reads results, and so waits for the device, from one point
+    to another."""
 
     host_s: float
     """From the host's start to the host's end."""
@@ -75,7 +75,7 @@ class Span:
         )
 
     def after(self, host: float, device: float) -> tuple[float, float]:
-        """When host and device are done with it, if they are free at these times."""
+        """Tell when host and device are done with it, if they are free at these times."""
         reads = self.reads
         if reads is None:
             return host + self.host_s, max(host + self.alone_s, device + self.device_s)
@@ -113,13 +113,14 @@ def _plain(host_s: Column, device_s: Column) -> Span:
 
 
 def _read(before: Span) -> Span:
-    """The same stretch, at whose end the host waits for the device."""
+    """Let the host wait for the device at the end of the stretch."""
     reads = before._reads
     ended = ResultReads(max(reads.host_s, before.alone_s), max(reads.back_s, reads.device_s), reads.device_s)
     return replace(before, reads=ended)
 
 
 def total(spans: Sequence[Span]) -> Span:
-    """One after the other; as layers alike share a span, those that follow one another are multiplied."""
+    """Put spans one after the other; as layers alike share a span, those that follow one another are
+    multiplied."""
     runs = (list(alike) for _, alike in itertools.groupby(spans, key=id))
     return functools.reduce(Span.__add__, (alike[0] * len(alike) for alike in runs), Span())

@@ -17,8 +17,8 @@ from foretrain.step.schedules import in_flight
 
 
 def memory_by_group(layout: Layout) -> tuple[tuple[RankMemory, ...], ...]:
-    """What a rank of each stage holds on each group of devices; once where all groups hold the same, or each
-    stage lies on one of them."""
+    """Say what a rank of each stage holds on each group of devices; once where all groups hold the same, or
+    each stage lies on one of them."""
     return _by_shares(layout, tuple(stage_memory(layout, stage) for stage in layout.stages))
 
 
@@ -43,7 +43,7 @@ def _with_activations(rank: RankMemory, factor: float) -> RankMemory:
 
 
 def _in_graph_pools(rank: RankMemory, layout: Layout, stage: Stage) -> RankMemory:
-    """What CUDA graphs allocate lies in pools of their own: reserved, but not among what torch counts as
+    """Put what CUDA graphs allocate into pools of their own: reserved, but not among what torch counts as
     allocated when they are replayed. Gradients come out of them."""
     gradients = gradient_bytes(layout.graph, layout.job, stage) if layout.job.trains else 0.0
     if layout.job.runs_alone:
@@ -70,8 +70,8 @@ def _in_flight(layout: Layout, stage: Stage) -> int:
 
 
 def stage_memory(layout: Layout, stage: Stage, *, replays: bool = True) -> RankMemory:
-    """What a rank of a stage holds at its peak, beside what its device has where stages lie on groups that
-    differ."""
+    """Say what a rank of a stage holds at its peak, beside what its device has where stages lie on groups
+    that differ."""
     if layout.by_group:
         own = layout.at(stage)
         capacity = own.site.device.memory_bytes

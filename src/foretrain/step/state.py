@@ -14,7 +14,8 @@ from foretrain.step.passes import traced_blocks
 
 @functools.lru_cache(maxsize=256)
 def bytes_per_parameter(graph: OpGraph) -> tuple[float, float]:
-    """Of gradients, as the optimizer finds them, and of its state: of a trainable parameter on average."""
+    """Give the bytes of gradients, as the optimizer finds them, and of its state: of a trainable parameter on
+    average."""
     update = np.flatnonzero(graph.phase_index == PHASES.index("optimizer"))
     traced = sum(w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable)
     if not len(update) or not traced:
@@ -28,7 +29,7 @@ def bytes_per_parameter(graph: OpGraph) -> tuple[float, float]:
 
 
 def model_size(job: Job, graph: OpGraph) -> ModelSize:
-    """Of the whole model, by what a rank has of it."""
+    """Size the whole model, by what a rank has of it."""
     return _model_size(graph, job.plan.tensor, job.plan.expert * job.expert_tensor)
 
 

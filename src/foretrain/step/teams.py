@@ -36,8 +36,8 @@ class Teams:
 
     @classmethod
     def of(cls, job: Job, site: Cluster | None = None) -> Teams:
-        """Of the ranks that are on a part of the cluster; None for all of it. Over nodes that differ they lie
-        as on the smallest ones."""
+        """Name the teams of the ranks that are on a part of the cluster; None for all of it. Over nodes that
+        differ they lie as on the smallest ones."""
         site = site or job.cluster
         plan, per_node = job.plan, min(group.devices_per_node for group in site.groups)
         assert plan.data is not None

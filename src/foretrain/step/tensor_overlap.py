@@ -47,7 +47,7 @@ class _Stretch:
 def hidden_s(
     graph: OpGraph, calls: Index, device_s: Column, overlap: TensorOverlap, *, backward: bool
 ) -> Column:
-    """Of each call, the time that it runs beside products of the same pass."""
+    """Give, of each call, the time that it runs beside products of the same pass."""
     hidden = np.zeros(len(calls))
     if overlap == "none" or (overlap == "behind" and not backward):
         return hidden
@@ -67,8 +67,8 @@ def hidden_s(
 
 
 def _forward_s(moved: Sequence[Operator], stretches: Sequence[_Stretch], k: int) -> float:
-    """Beside collective ``k``: products that take what is gathered, or make what is summed up and handed out
-    in parts."""
+    """Time the products beside collective ``k``: those that take what is gathered, or make what is summed up
+    and handed out in parts."""
     elements = _elements(moved[k])
     if moved[k].name == "all_gather":
         return stretches[k + 1].taking(elements)
@@ -78,9 +78,9 @@ def _forward_s(moved: Sequence[Operator], stretches: Sequence[_Stretch], k: int)
 def _backward_s(
     moved: Sequence[Operator], stretches: Sequence[_Stretch], k: int, overlap: TensorOverlap
 ) -> float:
-    """Beside collective ``k`` of a layer cut by columns: the products for the gradient of its input, or those
-    for weights, which take as long. Its input is gathered before or after them. Of a layer cut by rows: that
-    for the gradient of its input, half of those that take what is gathered."""
+    """Time the products beside collective ``k``. Of a layer cut by columns: those for the gradient of its
+    input, or those for weights, which take as long. Its input is gathered before or after them. Of a layer
+    cut by rows: that for the gradient of its input, half of those that take what is gathered."""
     elements, before, after = _elements(moved[k]), stretches[k], stretches[k + 1]
     if moved[k].name != "all_gather":
         gathered = k > 0 and moved[k - 1].name == "all_gather"
@@ -91,7 +91,7 @@ def _backward_s(
 
 
 def _elements(collective: Operator) -> int:
-    """Of the whole tensor that a collective gathers or sums up."""
+    """Count the elements of the whole tensor that a collective gathers or sums up."""
     return sum(
         spec.numel for spec in (collective.outputs if collective.name == "all_gather" else collective.inputs)
     )

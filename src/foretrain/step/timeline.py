@@ -25,8 +25,8 @@ _SHOWN = 3
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """When each call of a stretch of work was issued by the host and ran on the device, in seconds from its
-    start."""
+    """Says when each call of a stretch of work was issued by the host and ran on the device, in seconds from
+    its start."""
 
     op: Index
     """Which op of the graph each call is."""
@@ -178,7 +178,8 @@ class Timeline:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepUse:
-    """How busy the device of a rank is during a step, and what the rank sends, in stretches of equal use.
+    """Says how busy the device of a rank is during a step, and what the rank sends, in stretches of equal
+    use.
 
     Over the step they add up to ``Step.device_busy_s`` and ``Step.sent_bytes``; a rank receives as much as it
     sends.
@@ -192,7 +193,7 @@ class StepUse:
 
     @classmethod
     def of(cls, step: Step) -> StepUse:
-        """Of the busiest rank: where its slots are, filled up to what the step has in all."""
+        """Read the use of the busiest rank: where its slots are, filled up to what the step has in all."""
         work, moves = _stretches(step)
         ends = [time for one in (*work, *moves) for time in one[:2]]
         points = np.unique([0.0, *(time for time in ends if 0.0 < time < step.time_s), step.time_s])
@@ -207,7 +208,7 @@ class StepUse:
 
     @classmethod
     def even(cls, time_s: float, busy: float, sent_bytes_per_s: float) -> StepUse:
-        """The same from beginning to end."""
+        """Spread use evenly from beginning to end."""
         return cls(
             ends_s=np.array([time_s]), busy=np.array([busy]), sent_bytes_per_s=np.array([sent_bytes_per_s])
         )
@@ -217,7 +218,7 @@ class StepUse:
         return float(self.ends_s[-1])
 
     def waiting(self, before_s: float, after_s: float, steps: int = 1) -> StepUse:
-        """So many steps, the device idle for a while before each and for longer after the last."""
+        """Repeat the step, the device idle for a while before each and for longer after the last."""
         length = before_s + self.time_s
         begun = [
             number * length + np.concatenate(([before_s], before_s + self.ends_s)) for number in range(steps)
@@ -290,7 +291,7 @@ def _middle(stretch: Stretch, share: float) -> Stretch:
 
 
 def _begun_s(slot: Slot) -> float:
-    """When the work of a slot may begin: it is issued, and what it needs is there."""
+    """Tell when the work of a slot may begin: it is issued, and what it needs is there."""
     return min(slot.start_s, max(slot.issued_s, slot.free_s))
 
 
@@ -305,14 +306,14 @@ def _density(stretches: Sequence[Stretch], points: Column) -> Column:
 
 
 def _amounting(total: float, density: Column, lengths: Column) -> Column:
-    """In proportion to a density, or evenly where there is none, so much in all."""
+    """Spread an amount in proportion to a density, or evenly where there is none."""
     if not density.any():
         density = np.ones(len(lengths))
     return density * (total / float(density @ lengths))
 
 
 def _filled(total: float, density: Column, lengths: Column) -> Column:
-    """The same for shares of time, of which none is above one: what does not fit goes where there is room."""
+    """Spread shares of time, of which none is above one: what does not fit goes where there is room."""
     level = np.minimum(_amounting(total, density, lengths), 1.0)
     rest, room = total - float(level @ lengths), float((1.0 - level) @ lengths)
     return level + (1.0 - level) * min(1.0, rest / room) if rest > 0 and room > 0 else level
@@ -327,7 +328,7 @@ def trace_events(step: Step, name: str) -> Iterator[dict[str, Any]]:
 
 
 def slot_events(slots: Sequence[Slot], name: str) -> Iterator[dict[str, Any]]:
-    """Each stage of the pipeline a process, its computation and its network a thread each."""
+    """Make each stage of the pipeline a process, its computation and its network a thread each."""
     lanes = {"compute": 0, "network": 1}
     for stage in sorted({slot.stage for slot in slots}):
         yield _named("process_name", stage, None, f"{name}, stage {stage}")
@@ -369,9 +370,9 @@ def _layer(step: Step, block: Block, op: int) -> str:
     return layer_of(step.layout, block, step.layout.graph.ops[op].layer)
 
 
-def _named(what: str, process: int, thread: int | None, name: str) -> dict[str, Any]:
+def _named(field: str, process: int, thread: int | None, name: str) -> dict[str, Any]:
     place = {} if thread is None else {"tid": thread}
-    return {"ph": "M", "pid": process, **place, "name": what, "args": {"name": name}}
+    return {"ph": "M", "pid": process, **place, "name": field, "args": {"name": name}}
 
 
 def _event(

@@ -37,7 +37,7 @@ class TurnOrder(NamedTuple):
 
 
 def time_number(stage: int, kind: int, chunk: int, chunks: int) -> int:
-    """Which of the times of all stages that of a turn is."""
+    """Number a turn among those of all stages."""
     return (stage * len(TURNS) + kind) * chunks + chunk
 
 
@@ -158,18 +158,18 @@ class _MicroBatchRoute:
         turns.lasting[second] = turns.brought[second] = turns.task[second] = NOTHING
         return _Waiting(*(np.insert(column, first, gate) for column, gate in zip(turns, gates, strict=True)))
 
-    def _links(self, here: ChunkPlace) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
-        """Of forward and of backward passes at a place: the result that they need, the message that brings
-        it, the one that they make, and the message that takes it away."""
-        above, below = (ChunkPlace(here.copy, here.number + by) for by in (-1, 1))
-        made, made_back = self._result(here), self._backward + self._result(here)
-        up, down = self._message(here, above), self._message(here, below)
+    def _links(self, chunk: ChunkPlace) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+        """Number, of forward and of backward passes at a place, the result that they need, the message that
+        brings it, the one that they make, and the message that takes it away."""
+        above, below = (ChunkPlace(chunk.copy, chunk.number + by) for by in (-1, 1))
+        made, made_back = self._result(chunk), self._backward + self._result(chunk)
+        up, down = self._message(chunk, above), self._message(chunk, below)
         first = self._result(above) if above in self._stage_at else self.none
         last = self._backward + self._result(below) if below in self._stage_at else made
         return (first, up, made, down), (last, down, made_back, up)
 
-    def _result(self, here: ChunkPlace) -> int:
-        return (here.copy * self._length + here.number) * self._micro_batches
+    def _result(self, chunk: ChunkPlace) -> int:
+        return (chunk.copy * self._length + chunk.number) * self._micro_batches
 
     def _message(self, one: ChunkPlace, other: ChunkPlace) -> int:
         """Between two places, numbered by the first of them; none inside a rank and at the ends."""
@@ -184,8 +184,9 @@ def _step_past(
     made_by: Sequence[int],
     route: _MicroBatchRoute,
 ) -> bool:
-    """Where all stages wait for one another, a stage takes its first task that can run: the last group of
-    micro-batches of an interleaved schedule may be smaller than the pipeline. Whether there was one."""
+    """Let a stage take its first task that can run, where all stages wait for one another: the last group of
+    micro-batches of an interleaved schedule may be smaller than the pipeline. Returns whether there was
+    one."""
     for first, queue, (needs, makes, _) in zip(position, queues, wanted, strict=True):
         for number in range(first, len(queue)):
             own = queue[number]

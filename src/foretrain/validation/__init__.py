@@ -10,8 +10,7 @@ from typing import Any
 from foretrain.errors import unknown
 from foretrain.evaluate import Comparison, Evaluation, evaluate
 from foretrain.fanout import Progress
-from foretrain.files import parse_json
-from foretrain.job import text_lines
+from foretrain.files import parse_json, text_lines
 from foretrain.predictors import DEFAULT
 
 FOLDER = Path(__file__).parent
@@ -53,12 +52,12 @@ def validate(
     return [_row(one, provenance[one.runs_file, one.line]) for one in scored.runs], scored
 
 
-def _row(one: Comparison, provenance: Mapping[str, Any]) -> PublishedFigure:
+def _row(comparison: Comparison, provenance: Mapping[str, Any]) -> PublishedFigure:
     caveats = [*provenance.get("inferred", ()), *([provenance["note"]] if "note" in provenance else [])]
     return PublishedFigure(
-        table=f"{Path(one.runs_file).stem}, {provenance['table']}",
+        table=f"{Path(comparison.runs_file).stem}, {provenance['table']}",
         label=provenance["label"],
         source=provenance["source"],
         caveats=tuple(caveats),
-        comparison=one,
+        comparison=comparison,
     )

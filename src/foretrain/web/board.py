@@ -14,10 +14,10 @@ from foretrain.report.board import (
     GROUPINGS,
     SCORE_COLUMNS,
     SHOWN_GROUPS,
-    by_predictor,
     overall,
     percent,
     score_rows,
+    step_times,
 )
 from foretrain.web.page import static
 
@@ -49,7 +49,7 @@ _STYLE = """
 def write_board(board: Board, folder: Path) -> None:
     """Write the page, and the scatter of each predictor as a picture of its own."""
     write_atomically(folder / "board.html", board_page(board))
-    for name, points in by_predictor(board).items():
+    for name, points in step_times(board).items():
         picture = scatter(points, _PICTURE).replace("<svg ", f"<svg {_ALONE} ", 1)
         picture = picture.replace(">", f">{_GROUND}", 1)
         write_atomically(folder / f"{re.sub(_NO_FILE_NAME, '-', name)}.svg", picture)
@@ -70,14 +70,14 @@ def board_page(board: Board) -> str:
 
 
 def _opening(board: Board) -> str:
-    """What the page is, and what each predictor comes to."""
+    """Say what the page is, and what each predictor comes to."""
     words = "Forecasts beside measured runs that predictors did not learn from."
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in overall(board))
     return f"<p>{words}</p><ul>{lines}</ul>"
 
 
 def _sections(board: Board) -> Iterator[tuple[str, str]]:
-    own = by_predictor(board)
+    own = step_times(board)
     figures = "".join(
         f"<figure>{scatter(points)}"
         f"<figcaption>{html.escape(name)}, {len(points):,} step times</figcaption></figure>"
@@ -142,7 +142,7 @@ def _lines(side: int, marks: Iterable[float], decade: float) -> str:
 
 
 def _words(side: int, marks: Mapping[str, float]) -> str:
-    """What the axes are, and their marks."""
+    """Write what the axes are, and their marks."""
     middle = (side + _EDGE - _RIM) // 2
     below = f'x="{middle}" y="{side - _EDGE + 36}"'
     beside = f'x="10" y="{side - middle}" transform="rotate(-90 10 {side - middle})"'

@@ -40,7 +40,7 @@ _SLOT_KINDS = {
 
 
 def details(forecast: Forecast, predictor: Predictor | None = None, *, fine: bool = True) -> dict[str, Any]:
-    """What can be drawn of the step; empty where the predictor does not look inside it."""
+    """Gather what can be drawn of the step; empty where the predictor does not look inside it."""
     step = forecast.step
     if step is None:
         return {}
@@ -124,7 +124,7 @@ def _columns(lanes: Sequence[str], spans: Sequence[Span], most: int, note: str) 
 
 
 def _calls(drawn: Timeline) -> list[Span]:
-    """Every call, on the host and on the device."""
+    """List every call, on the host and on the device."""
     stream, graph = drawn.stream, drawn.graph
     rows = zip(
         stream.op.tolist(), drawn.layers, stream.issued.tolist(), stream.start.tolist(),
@@ -143,7 +143,7 @@ def _calls(drawn: Timeline) -> list[Span]:
 
 
 def _layers(drawn: Timeline) -> list[Span]:
-    """What follows at once in one layer and phase, as one stretch on the host and one on the device."""
+    """Join what follows at once in one layer and phase to one stretch on the host and one on the device."""
     stream, graph = drawn.stream, drawn.graph
     phases = [graph.ops[i].phase for i in stream.op.tolist()]
     spans: list[Span] = []
@@ -192,7 +192,7 @@ def _of_stages(step: Step, most: int) -> dict[str, Any]:
 
 
 def memory_over_time(timeline: Timeline) -> tuple[Column, dict[str, Column]]:
-    """When each op of the (last) micro-batch is issued, and the bytes alive then, by category."""
+    """Say when each op of the (last) micro-batch is issued, and the bytes alive then, by category."""
     stream = timeline.stream
     last = dict(zip(stream.op.tolist(), stream.issued.tolist(), strict=True))
     order = sorted(last, key=lambda op: last[op])
@@ -251,8 +251,8 @@ def derivation(forecast: Forecast, step: Step, predictor: Predictor | None) -> d
 
 
 def _roofline(step: Step, costs: object) -> dict[str, float] | None:
-    """Of the busiest rank's computation, what its operators would take at the peak rates of the device; of
-    this time, what lies in operators that were measured on it."""
+    """Say, of the busiest rank's computation, what its operators would take at the peak rates of the device;
+    of this time, what lies in operators that were measured on it."""
     layout = step.of_busiest
     device, precision = layout.site.groups[0].device, layout.job.workload.training.precision
     if device.is_cpu:
@@ -268,8 +268,8 @@ def _roofline(step: Step, costs: object) -> dict[str, float] | None:
     if whole <= 0:
         return None
     share = float(ideal_s.sum()) / whole
-    found = {"roofline_s": step.causes_s["computation"] * share}
+    shares = {"roofline_s": step.causes_s["computation"] * share}
     if isinstance(costs, LearnedCosts):
         measured = costs.looked_up(graph.operators, device, precision)[graph.operator_index[calls]]
-        found["measured_share"] = float(seconds[measured].sum()) / whole
-    return found
+        shares["measured_share"] = float(seconds[measured].sum()) / whole
+    return shares

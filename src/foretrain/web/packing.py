@@ -36,7 +36,7 @@ class Packer:
         self._known: dict[str, int] = {}
 
     def add(self, record: Mapping[str, Any]) -> dict[str, list[float]]:
-        """Of each section the number of its skeleton, then its figures in order."""
+        """Pack a record: of each section the number of its skeleton, then its figures in order."""
         packed, self.new_bytes = {}, 0
         for name, section in record.items():
             figures: list[float] = []
@@ -85,7 +85,7 @@ def _emptied(value: Any, figures: list[float], *, exact: bool) -> Any:
 
 
 def shortened(value: float) -> float:
-    """To six digits, which no forecast is as sure as."""
+    """Round to six digits, which no forecast is as sure as."""
     if isinstance(value, int) and abs(value) < 1_000_000:
         return value
     short = float(f"{value:.6g}")

@@ -22,8 +22,8 @@ from foretrain.web.views import Choices, of_jobs
 def plan_table(
     plans: Plans, predictor: Predictor, *, seconds: float = SECONDS, catalog: Catalog | None = None
 ) -> ForecastTable | None:
-    """Every option that was forecast, then other batches and clusters of their plans; None where nothing was
-    found."""
+    """Make a table of every option that was forecast, then of other batches and clusters of their plans; None
+    where nothing was found."""
     options = options_of(plans)
     if not options:
         return None
@@ -33,7 +33,7 @@ def plan_table(
     for number, option in enumerate(options):
         view = choices.view_of(option.job)
         if not table.has(view):
-            forecast = with_evidence(option.forecast, predictor.knows(option.forecast))
+            forecast = with_evidence(option.forecast, predictor)
             table.add(view, forecast, predictor, fine=number == 0, target=target)
     fill(table, predictor, seconds)
     table.extra["plans"] = plan_section(plans, choices, options)
@@ -41,7 +41,7 @@ def plan_table(
 
 
 def options_of(plans: Plans) -> list[Option]:
-    """All that were forecast, the best first."""
+    """List all options that were forecast, the best first."""
     return list(dict.fromkeys([*plans, *(one for one in plans.by_cluster if isinstance(one, Option))]))
 
 

@@ -50,7 +50,7 @@ def record(forecast: Forecast, predictor: Predictor | None = None, *, fine: bool
 
 
 def _work(flops: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Of a model's size and arithmetic, what is shown."""
+    """Keep what is shown of a model's size and arithmetic."""
     if flops is None:
         return None
     return {name: flops[name] for name in ("parameters", "flops_per_step", "mfu", "hfu") if flops.get(name)}

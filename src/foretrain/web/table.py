@@ -64,10 +64,10 @@ class ForecastTable:
         plan = forecast.job.plan
         series["multiple"] = (plan.data or 1) * (plan.micro_batch or 1)
         series["at"][str(view.batch)] = len(self.records)
-        found = record(forecast, predictor, fine=fine)
+        shown = record(forecast, predictor, fine=fine)
         if fine or target:
-            found["launch"] = launch_files(forecast.job, target)
-        packed = self.packer.add(found)
+            shown["launch"] = launch_files(forecast.job, target)
+        packed = self.packer.add(shown)
         self.records.append(packed)
         self.size_bytes += len(json.dumps(packed)) + self.packer.new_bytes
         self.points += 1
@@ -78,14 +78,16 @@ class ForecastTable:
         self._series(view)["refused"][str(view.batch)] = number
 
     def has(self, view: View) -> bool:
-        found = self.series.get(view.series)
-        return found is not None and (str(view.batch) in found["at"] or str(view.batch) in found["refused"])
+        series = self.series.get(view.series)
+        return series is not None and (
+            str(view.batch) in series["at"] or str(view.batch) in series["refused"]
+        )
 
     def _series(self, view: View) -> dict[str, Any]:
         return self.series.setdefault(view.series, {"at": {}, "refused": {}, "multiple": 1})
 
     def to_dict(self, folder: Path = Path()) -> dict[str, Any]:
-        """For the script of a page in a folder."""
+        """Write the table for the script of a page in a folder."""
         choices, catalog = self.choices, self.choices.catalog
         job = choices.job
         return {
@@ -114,7 +116,7 @@ class ForecastTable:
 
 
 def launch_files(job: Job, target: str | None) -> dict[str, str]:
-    """What launches a job; nothing where its framework has no words for it."""
+    """Write what launches a job; nothing where its framework has no words for it."""
     try:
         return launch_texts(job, target)
     except InputError:
@@ -178,9 +180,7 @@ def fill(
                 table.left += 1
                 continue
             started_s = clock()
-            forecast = predictor.predict(job)
-            forecast = with_evidence(forecast, predictor.knows(forecast))
-            table.add(view, forecast, predictor)
+            table.add(view, with_evidence(predictor.predict(job), predictor), predictor)
             if kind not in traced:
                 longest_s = max(longest_s, clock() - started_s)
                 traced[kind] = None
@@ -191,7 +191,7 @@ def fill(
 
 
 def _traced_as(job: Job) -> Hashable:
-    """What decides which trace of its model a job needs: others follow from two of their batch sizes."""
+    """Name what decides which trace of its model a job needs: others follow from two of their batch sizes."""
     plan, alone = job.plan, job.cluster.world_size == 1
     recomputes = plan.recompute if alone else "none"
     cut = (plan.tensor, plan.context, plan.expert)

@@ -48,7 +48,7 @@ class View:
 
     @property
     def series(self) -> str:
-        """All of it but the batch, as the page looks it up."""
+        """Name all of the combination but the batch, as the page looks it up."""
         return f"{self.device}|{self.count}|{self.precision}|{self.plan}"
 
     def to_dict(self) -> dict[str, str | int]:
@@ -57,7 +57,7 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What may be changed around a job, and to what."""
+    """Says what may be changed around a job, and to what."""
 
     job: Job
     batches: tuple[int, ...]
@@ -113,8 +113,8 @@ class Choices:
         return clusters_of(self.job, wanted, self.catalog)[0]
 
     def views(self) -> list[View]:
-        """All combinations, those first that people look at first: one change before two, the job's own batch
-        before others."""
+        """List all combinations, those first that people look at first: one change before two, the job's own
+        batch before others."""
         all_views = [
             View(batch=batch, device=device, count=count, precision=precision, plan=plan)
             for device in self.devices
@@ -135,7 +135,7 @@ def _lateness(view: View, start: View) -> float:
 
 
 def device_name(cluster: Cluster) -> str:
-    """What a cluster's devices are called; groups that differ are one choice."""
+    """Name a cluster's devices; groups that differ are one choice."""
     return " + ".join(dict.fromkeys(group.device.name for group in cluster.groups))
 
 
@@ -160,7 +160,7 @@ def around(job: Job, catalog: Catalog, *, parameters: float | None = None) -> Ch
 
 
 def of_jobs(jobs: Sequence[Job], catalog: Catalog) -> Choices:
-    """What several jobs of one workload differ in, the first of them in the middle."""
+    """Gather what several jobs of one workload differ in, the first of them in the middle."""
     first = jobs[0]
     plans: dict[str, Plan] = {}
     for job in jobs:
@@ -257,5 +257,5 @@ def plan_label(plan: Plan) -> str:
 
 
 def plan_key(plan: Plan) -> str:
-    """As it stands in the address of a view: ``tensor-4-zero-1-recompute-full``."""
+    """Write a plan as it stands in the address of a view: ``tensor-4-zero-1-recompute-full``."""
     return re.sub(r"[^a-z0-9]+", "-", plan_label(plan).lower()).strip("-")

@@ -25,7 +25,7 @@ from foretrain.capture.tracing.nested import tensors_in
 from foretrain.errors import CaptureError
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.graph.flops import flops
-from foretrain.graph.ir import paused_collector
+from foretrain.graph.storage import paused_collector
 from foretrain.progress import is_heard, tell
 
 _TOLD_EVERY = 32

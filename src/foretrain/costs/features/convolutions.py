@@ -74,7 +74,7 @@ BACKWARD = (
 
 
 def depthwise(scene: Scene) -> list[float]:
-    """With the layout: the kernels of either have nothing in common."""
+    """Describe a depthwise convolution, with its layout: the kernels of either have nothing in common."""
     conv = scene.convolution
     assert conv is not None
     return [

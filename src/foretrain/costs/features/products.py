@@ -77,8 +77,8 @@ def scaled_products(scene: Scene) -> list[float]:
 
 
 def _scaling(call: Call) -> float:
-    """How finely a product is scaled: by tensor, by row, by 128 numbers, by 16 of four bits. Of 32 numbers in
-    fp8 the units that multiply take the scales, so that it costs what one scale for all does."""
+    """Tell how finely a product is scaled: by tensor, by row, by 128 numbers, by 16 of four bits. Of 32
+    numbers in fp8 the units that multiply take the scales, so that it costs what one scale for all does."""
     a, scale = call.inputs[0], call.inputs[2] if len(call.inputs) > 2 else None
     if scale is None or scale.numel <= 1:
         return 1.0

@@ -24,7 +24,7 @@ def log(value: float) -> float:
 
 
 def log_us(time_s: float) -> float:
-    """Of a time in microseconds."""
+    """Take the logarithm of a time in microseconds."""
     return log(max(time_s, LEAST_S) / _MICROSECOND)
 
 
@@ -96,7 +96,7 @@ class Scene:
         ]
 
     def waves(self, rows: int, columns: int, batch: int, tile: tuple[int, int]) -> tuple[float, float]:
-        """How often a product's tiles fill the device, and how full the last wave and tiles are."""
+        """Count how often a product's tiles fill the device, and how full the last wave and tiles are."""
         tiles = max(1, batch * math.ceil(rows / tile[0]) * math.ceil(columns / tile[1]))
         waves = tiles / self.sms
         used = rows * columns * batch / (tiles * tile[0] * tile[1])

@@ -115,7 +115,8 @@ def convolution_sizes(call: Call) -> Convolution:
 
 
 def _in_layout(spec: TensorSpec, channels_last: bool) -> bool:
-    """Without gaps, and in the layout where there is a choice: one channel or one pixel is in both."""
+    """Tell whether a tensor lies without gaps in the layout, where there is a choice: one channel or one
+    pixel is in both."""
     either = len(spec.shape) < 4 or spec.shape[1] == 1 or math.prod(spec.shape[2:]) == 1
     return dense(spec) and (either or spec.channels_last == channels_last)
 
@@ -127,7 +128,7 @@ def _each(args: Mapping[str, Any], name: str, x: TensorSpec) -> Sequence[int]:
 
 
 def dense(spec: TensorSpec) -> bool:
-    """Without gaps or repeats in memory, in whatever order of dimensions."""
+    """Tell whether a tensor lies without gaps or repeats in memory, in whatever order of dimensions."""
     if spec.strides is None:
         return True
     expected = 1

@@ -75,7 +75,8 @@ RECURRENCES = tuple("times layers samples hidden width mode both packed persiste
 
 
 def lookups(scene: Scene) -> list[float]:
-    """With how many rows are looked up, and how wide one is: a block of threads for each."""
+    """Describe lookups: beside their traffic, how many rows are looked up and how wide one is: a block of
+    threads for each."""
     indices = max((spec.numel for spec in scene.call.inputs if spec.dtype in ("int64", "int32")), default=1)
     table = scene.call.inputs[0].shape if scene.call.inputs else ()
     return [

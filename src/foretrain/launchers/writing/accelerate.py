@@ -72,7 +72,7 @@ def write(job: Job) -> TargetFiles:
 
 
 def _with_deepspeed(job: Job) -> TargetFiles:
-    made = write_deepspeed(job)
+    of_deepspeed = write_deepspeed(job)
     config = {
         **_processes(job, "DEEPSPEED"),
         "deepspeed_config": {
@@ -81,15 +81,15 @@ def _with_deepspeed(job: Job) -> TargetFiles:
             "deepspeed_multinode_launcher": "standard",
         },
     }
-    files = {name: text for name, text in made.files.items() if name != "hostfile"}
-    about = {name: words for name, words in made.about.items() if name != "hostfile"}
+    files = {name: text for name, text in of_deepspeed.files.items() if name != "hostfile"}
+    about = {name: words for name, words in of_deepspeed.about.items() if name != "hostfile"}
     return TargetFiles(
         launcher="accelerate",
         command=trainer_command(job),
         files={**files, "accelerate.yaml": _yaml(config)},
         about={"accelerate.yaml": "processes, run by DeepSpeed", **about},
         stamps=("accelerate", "deepspeed", "transformers", "torch"),
-        notes=made.notes,
+        notes=of_deepspeed.notes,
     )
 
 
@@ -145,8 +145,8 @@ def _degrees(job: Job) -> dict[str, Any]:
         "parallelism_config_cp_size": plan.context,
     }
     if plan.context > 1:
-        way = _STRATEGIES[plan.exchange_of_context("pytorch")]
-        keys["parallelism_config_cp_comm_strategy"] = way
+        strategy = _STRATEGIES[plan.exchange_of_context("pytorch")]
+        keys["parallelism_config_cp_comm_strategy"] = strategy
     return keys
 
 
@@ -171,7 +171,7 @@ def _processes(job: Job, kind: str) -> dict[str, Any]:
 
 
 def environment(job: Job) -> dict[str, str]:
-    """What ``accelerate launch`` makes of the degrees, for processes that others start."""
+    """Set the variables that ``accelerate launch`` makes of the degrees, for processes that others start."""
     degrees = accelerate_config(job).get("parallelism_config") if job.plan.shard == "zero3" else None
     if not degrees or job.workload.training.framework == "deepspeed":
         return {}

@@ -29,7 +29,7 @@ _RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
 
 
 def kubernetes_resource(device: Device) -> str:
-    """What a pod asks for."""
+    """Name the resource that a pod asks for."""
     return "cpu" if device.is_cpu else _RESOURCES.get(device.vendor, "nvidia.com/gpu")
 
 

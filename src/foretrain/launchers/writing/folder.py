@@ -66,24 +66,24 @@ def write_launch(
     """
     name = _target(job, target)
     check_common(job)
-    here = job.seen_from(folder)
-    made = _WRITERS[name](here)
-    texts = {"launch.sh": launch_script(here, made), **made.files}
+    own_job = job.seen_from(folder)
+    target_files = _WRITERS[name](own_job)
+    texts = {"launch.sh": launch_script(own_job, target_files), **target_files.files}
     about = {
-        job_file(here): "the job: `foretrain predict` forecasts it, train.py and benchmark.py read it",
-        "launch.sh": _usage(here),
-        **made.about,
+        job_file(own_job): "the job: `foretrain predict` forecasts it, train.py and benchmark.py read it",
+        "launch.sh": _usage(own_job),
+        **target_files.about,
     }
-    notes = list(made.notes)
-    texts["slurm.sbatch"] = slurm_script(here, expected)
+    notes = list(target_files.notes)
+    texts["slurm.sbatch"] = slurm_script(own_job, expected)
     about["slurm.sbatch"] = "starts launch.sh on Slurm: `sbatch --account=A --partition=P slurm.sbatch`"
-    texts["trainjob.yaml"] = trainjob(here, expected)
+    texts["trainjob.yaml"] = trainjob(own_job, expected)
     about["trainjob.yaml"] = (
         "a TrainJob of Kubeflow in a queue of Kueue: name your image and queue, then `kubectl apply -f`"
     )
-    task = skypilot_task(here, alternatives, _packages(here, name))
+    task = skypilot_task(own_job, alternatives, _packages(own_job, name))
     if task is None:
-        notes.append(f"no skypilot.yaml: SkyPilot has no name for {here.cluster.device.name}")
+        notes.append(f"no skypilot.yaml: SkyPilot has no name for {own_job.cluster.device.name}")
     else:
         texts["skypilot.yaml"], left_out = task
         about["skypilot.yaml"] = "a task of SkyPilot: `sky launch skypilot.yaml`"
@@ -94,28 +94,29 @@ def write_launch(
         about["ray_train.py"] = "the same training by Ray Train: `python ray_train.py` on a cluster's head"
     else:
         notes.append(f"no ray_train.py: the training of {name} is a program, not a function")
-    texts["benchmark.py"] = program_text("benchmark", stamp(*made.stamps))
+    texts["benchmark.py"] = program_text("benchmark", stamp(*target_files.stamps))
     about["benchmark.py"] = (
         "`python benchmark.py` runs 20 steps, adds a run to runs.jsonl and says whether the forecast held"
     )
-    texts["launch.json"] = json.dumps(_settings(here, name, expected, made), indent=2) + "\n"
+    texts["launch.json"] = json.dumps(_settings(own_job, name, expected, target_files), indent=2) + "\n"
     about["launch.json"] = "what benchmark.py and ray_train.py know of the plan, with the forecast"
-    texts["README.md"] = readme(here, expected, target=name, stamps=made.stamps, about=about, notes=notes)
-    write_job_file(job, folder / job_file(here), stamp=stamp(*made.stamps))
+    texts["README.md"] = readme(
+        own_job, expected, target=name, stamps=target_files.stamps, about=about, notes=notes
+    )
+    write_job_file(job, folder / job_file(own_job), stamp=stamp(*target_files.stamps))
     for file, text in texts.items():
         write_atomically(folder / file, text)
         if file.endswith((".sh", ".sbatch")):
             (folder / file).chmod(0o755)
-    return [folder / job_file(here), *(folder / file for file in texts)]
+    return [folder / job_file(own_job), *(folder / file for file in texts)]
 
 
 def launch_texts(job: Job, target: str | None = None) -> dict[str, str]:
-    """Of the files that launch a job, the script and the settings that it reads, by name: without programs
-    and what schedulers take."""
+    """Write the script and the settings that it reads, by name: without programs and what schedulers take."""
     check_common(job)
-    made = _WRITERS[_target(job, target)](job)
-    settings = {name: text for name, text in made.files.items() if not name.endswith(".py")}
-    return {"launch.sh": launch_script(job, made), **settings}
+    target_files = _WRITERS[_target(job, target)](job)
+    settings = {name: text for name, text in target_files.files.items() if not name.endswith(".py")}
+    return {"launch.sh": launch_script(job, target_files), **settings}
 
 
 def refusal(job: Job, target: str) -> str:
@@ -154,7 +155,7 @@ def _usage(job: Job) -> str:
 
 
 def _packages(job: Job, target: str) -> str:
-    """What a machine needs."""
+    """List the packages that a machine needs."""
     source = job.workload.model.source
     extra = {"transformers": "transformers", "timm": "timm", "torchvision": "torchvision"}.get(source, "")
     adapters = "peft" if job.workload.training.adapter is not None else ""
@@ -162,10 +163,10 @@ def _packages(job: Job, target: str) -> str:
     return " ".join(dict.fromkeys(words))
 
 
-def _settings(job: Job, target: str, expected: Expected, made: TargetFiles) -> dict[str, object]:
+def _settings(job: Job, target: str, expected: Expected, target_files: TargetFiles) -> dict[str, object]:
     cluster = job.cluster
     allocator = allocator_of(job)
-    environment = dict(made.environment)
+    environment = dict(target_files.environment)
     if allocator is not None:
         environment |= {"PYTORCH_ALLOC_CONF": allocator, "PYTORCH_CUDA_ALLOC_CONF": allocator}
     if target == "accelerate":

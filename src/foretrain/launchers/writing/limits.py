@@ -47,7 +47,8 @@ def overlaps_as_usual(overlap: Mapping[str, bool]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetLimits:
-    """What a target can say of a job: a field that differs from its default and is in no table is refused."""
+    """Says what a target can say of a job: a field that differs from its default and is in no table is
+    refused."""
 
     target: str
     says: Mapping[str, Allowed]
@@ -95,7 +96,7 @@ def _fields(job: Job) -> Iterator[tuple[str, Any]]:
 
 
 def changed_fields(job: Job) -> list[tuple[str, Any]]:
-    """Those that differ from their defaults."""
+    """List the fields that differ from their defaults."""
     usual = {
         f"{section}.{item.name}": item.default
         for section, noun in (("training", Training), ("plan", Plan))
@@ -105,7 +106,7 @@ def changed_fields(job: Job) -> list[tuple[str, Any]]:
 
 
 def shown(value: Any) -> str:
-    """As a job file has it.
+    """Write a value as a job file has it.
 
     >>> shown(True), shown((3, 4)), shown("none")
     ('true', '[3, 4]', 'none')

@@ -326,8 +326,8 @@ def _length(job: Job) -> list[str]:
 
 
 def _environment(job: Job) -> dict[str, str]:
-    """How many queues feed the device: one keeps collectives of tensor and context parallelism in their order
-    before Blackwell; FSDP and exchanges of experts beside computation need several."""
+    """Set how many queues feed the device: one keeps collectives of tensor and context parallelism in their
+    order before Blackwell; FSDP and exchanges of experts beside computation need several."""
     plan, capability = job.plan, float(job.cluster.device.capability or 0)
     if (plan.overlap or {}).get("experts"):
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}

@@ -20,13 +20,13 @@ _ALSO = {
 
 
 def given(model: Model, name: str, default: Any = None) -> Any:
-    """What the job's own configuration says."""
+    """Look up what the job's own configuration says."""
     config = model.config or {}
     return next((config[one] for one in (name, *_ALSO.get(name, ())) if one in config), default)
 
 
 def sizes(model: Model, names: Iterable[str]) -> dict[str, Any]:
-    """Each of these, from the job or from the library, which is imported where the job leaves one out."""
+    """Look each of these up, in the job or in the library, which is imported where the job leaves one out."""
     wanted, missing = list(names), object()
     given_sizes = {name: given(model, name, missing) for name in wanted}
     if all(value is not missing for value in given_sizes.values()):
@@ -50,7 +50,8 @@ def has_experts(model: Model) -> bool:
 
 
 def rotary(model: Model) -> dict[str, Any]:
-    """How positions are rotated: ``rope_theta`` and what scales it, wherever the configuration has them."""
+    """Say how positions are rotated: ``rope_theta`` and what scales it, wherever the configuration has
+    them."""
     config = model.config or {}
     scaled = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
     kind = scaled.pop("rope_type", scaled.pop("type", "default"))

@@ -65,7 +65,7 @@ def _forecast(job: Job, expected: Expected) -> list[str]:
 
 
 def _assumed(job: Job) -> list[str]:
-    """What launch files add or take because the job says nothing."""
+    """List what launch files add or take because the job says nothing."""
     training, lines = job.workload.training, list[str]()
     if training.allocator is None and allocator_of(job) is not None:
         lines.append(f"training.allocator: the job says nothing; launch.sh sets {EXPANDABLE}")

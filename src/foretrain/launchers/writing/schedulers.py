@@ -18,7 +18,7 @@ FOLDER_IN_IMAGE = "/workspace/plan"
 
 
 def job_name(job: Job) -> str:
-    """Of the model, in letters, digits and dashes."""
+    """Name the job by its model, in letters, digits and dashes."""
     label = job.workload.model.label.rpartition("/")[2].rpartition(":")[2]
     return re.sub(r"[^a-z0-9]+", "-", f"{label}-{job.cluster.world_size}x".lower()).strip("-") or "plan"
 

@@ -33,10 +33,7 @@ class TargetFiles:
     """What of the job the files cannot say."""
 
 
-def program_text(name: str, stamped: str, *, train: str = "") -> str:
-    """A program of ``programs/`` as it lies in a folder: its neighbours are beside it, and the one called
-    ``train`` is train.py."""
+def program_text(name: str, stamped: str) -> str:
+    """Read a program of ``programs/`` as it lies in a folder, with its neighbours beside it."""
     text = (_PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
-    if train:
-        text = text.replace(f"from {_PACKAGE}.{train} import", "from train import")
     return f"# {stamped}\n{text.replace(f'from {_PACKAGE}.', 'from ')}"

@@ -43,12 +43,13 @@ class Flavor:
 
     @property
     def name(self) -> str:
-        """As torchtitan spells it."""
+        """Spell the name as torchtitan does."""
         return _SPELLED.get(self.key, self.key)
 
     @property
     def config_function(self) -> str | None:
-        """What makes a configuration; None where the version with Python has no such family."""
+        """Name the function that makes a configuration; None where the version with Python has no such
+        family."""
         known = _REGISTERED.get(self.family)
         if known is None:
             return None

@@ -80,7 +80,7 @@ def _imports(job: Job, flavor: Flavor) -> list[str]:
 
 
 def _common_lines(job: Job, flavor: Flavor) -> list[str]:
-    """What both functions begin with."""
+    """Write the lines that both functions begin with."""
     own_spec, checkpointing, every = (
         _model_spec(job, flavor),
         _checkpointing(job),
@@ -124,12 +124,13 @@ def _batches_in_tokens(job: Job) -> dict[str, Any]:
 
 
 def _run(job: Job) -> dict[str, Any]:
-    """What a training is beside its batches."""
+    """Set what a training is beside its batches."""
     return {"steps": steps_of(job), **formats(job), "enable_cpu_offload": job.plan.offload}
 
 
 def _model_spec(job: Job, flavor: Flavor) -> str | None:
-    """What replaces the model of the configuration: another flavor, other products or another dispatcher."""
+    """Write what replaces the model of the configuration: another flavor, other products or another
+    dispatcher."""
     training, plan = job.workload.training, job.plan
     arguments = [f'"{flavor.name}"']
     if training.precision == "fp8":

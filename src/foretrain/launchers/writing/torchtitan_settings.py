@@ -20,7 +20,7 @@ _ENDS = 2
 
 
 def degrees(job: Job) -> dict[str, Any]:
-    """Of sharding, tensor, pipeline and context parallelism."""
+    """Set the degrees of sharding, tensor, pipeline and context parallelism."""
     plan = job.plan
     assert plan.data is not None
     sharded = plan.data // plan.replicate
@@ -42,8 +42,8 @@ def degrees(job: Job) -> dict[str, Any]:
 
 
 def _layers_per_stage(job: Job) -> int | None:
-    """What makes so many chunks of the layers, of which embedding and output count as one each; None where
-    torchtitan makes them so by itself."""
+    """Count the layers of a stage that make so many chunks, of which embedding and output count as one each;
+    None where torchtitan makes them so by itself."""
     plan = job.plan
     if plan.schedule not in _SEVERAL or plan.virtual_stages in (None, 2):
         return None

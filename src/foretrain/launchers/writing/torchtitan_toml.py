@@ -63,7 +63,7 @@ def toml_text(job: Job, flavor: Flavor) -> str:
 
 
 def _assets(job: Job) -> str:
-    """Where torchtitan's downloads put a tokenizer: by the name of the model."""
+    """Name the folder where torchtitan's downloads put a tokenizer: by the name of the model."""
     return (job.workload.model.title or job.workload.model.label).rpartition("/")[2]
 
 

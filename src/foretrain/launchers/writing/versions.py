@@ -21,7 +21,7 @@ VERSIONS = {
 
 
 def stamp(*names: str) -> str:
-    """What a file says of itself, in one line."""
+    """Write what a file says of itself, in one line."""
     return f"Written by {writer()} for {', '.join(VERSIONS[name] for name in names)}."
 
 

@@ -28,7 +28,7 @@ from foretrain.units import format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Design:
-    """What to measure: rows of the candidates, in the order of measuring, and how much they tell."""
+    """Says what to measure: rows of the candidates, in the order of measuring, and how much they tell."""
 
     method: str
     chosen: Indices
@@ -139,7 +139,7 @@ def gain(
 
 
 def _limit(candidates: Candidates, budget_s: float | None, count: int | None) -> tuple[Array, float]:
-    """What each candidate takes of the budget, and the budget: seconds, or one each of a number."""
+    """Say what each candidate takes of the budget, and the budget: seconds, or one each of a number."""
     if (budget_s is None) == (count is None):
         raise InputError("design: give a budget or a count, and only one of them")
     rows = len(candidates.cost_s)

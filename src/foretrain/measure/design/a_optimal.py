@@ -15,22 +15,23 @@ _REMEMBERED, _ARMIJO, _LEAST_PART = 10, 1e-4, 1e-10
 """Of the line search: values that a step may exceed, its least descent, and where it ends."""
 
 
-def a_optimal(
-    features: Array, cost: Array, budget: float, *, keep: float = 0.3, ridge: float = RIDGE, seed: int = 0
-) -> Indices:
-    """Ernest's design (Venkataraman et al., NSDI 2016): rows whose weight in its problem is above ``keep``.
+_LEAST_WEIGHT = 0.3
+"""Of a row that is taken, in the problem that Ernest solves."""
 
-    They are taken by falling weight for as long as they fit into the budget; rows of lower weight follow only
-    while there are fewer rows than features.
-    """
+
+def a_optimal(features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0) -> Indices:
+    """Choose rows as Ernest does (Venkataraman et al., NSDI 2016): by their weights in its problem.
+
+    Those above ``_LEAST_WEIGHT`` are taken by falling weight for as long as they fit into the budget; rows of
+    lower weight follow only while there are fewer rows than features."""
     weights = a_weights(features, cost, budget, ridge=ridge)
     ties = np.random.default_rng(seed).random(len(cost))
     order = np.lexsort((ties, -np.round(weights, 6)))
-    kept = order[weights[order] > keep]
+    kept = order[weights[order] > _LEAST_WEIGHT]
     chosen = fill(kept, cost, budget)
     lacking = max(1, features.shape[1]) - len(chosen)
     if lacking > 0:
-        more = fill(order[weights[order] <= keep], cost, budget - math.fsum(cost[chosen]))
+        more = fill(order[weights[order] <= _LEAST_WEIGHT], cost, budget - math.fsum(cost[chosen]))
         chosen = np.concatenate([chosen, more[:lacking]])
     return chosen
 

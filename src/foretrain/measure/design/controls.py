@@ -26,7 +26,7 @@ def cheap_random_design(
 def grid_design(
     features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0
 ) -> Indices:
-    """One row in turn of every cell of a grid over the features' values, fine enough for the budget."""
+    """Take a row in turn of every cell of a grid over the features' values, fine enough for the budget."""
     ranks = [np.unique(column, return_inverse=True)[1] for column in features.T]
     ties = np.random.default_rng(seed).permutation(len(cost))
     for bins in (2**power for power in range(1, 32)):

@@ -14,6 +14,8 @@ from foretrain.measure.design.criteria import RIDGE, Indices, information, inver
 _POOL, _BATCH, _BLOCK = 1024, 64, 128
 """Rows that greedy choice looks at closely, those that it takes before it looks at all again, and chosen rows
 that are offered replacements at a time."""
+_SWEEPS = 20
+"""Times that all chosen rows are offered replacements, at most."""
 _GAIN = 1e-9
 """Improvements below this are rounding."""
 _DRIFT = 1e-6
@@ -111,11 +113,11 @@ def _greedy_in_pool(
 
 
 def exchange(
-    features: Array, cost: Array, budget: float, chosen: Indices, *, ridge: float = RIDGE, sweeps: int = 20
+    features: Array, cost: Array, budget: float, chosen: Indices, *, ridge: float = RIDGE
 ) -> Indices:
     """Swap chosen rows for better ones within the budget, and spend what that leaves, while that improves."""
     value = log_det(features[chosen], ridge)
-    for _ in range(sweeps):
+    for _ in range(_SWEEPS):
         swapped = _sweep(features, cost, budget, chosen, ridge)
         filled = greedy(features, cost, budget, ridge=ridge, start=swapped.tolist())
         better = log_det(features[filled], ridge)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from foretrain.cluster import Catalog
-from foretrain.job import Run
-from foretrain.measure.store.database import Added, SavedPredictor, Store, hide_password
+from foretrain.files import data_folder
+from foretrain.measure.store.connecting import hide_password
+from foretrain.measure.store.database import Added, SavedPredictor, Store
 from foretrain.measure.store.entries import (
     EVERYTHING,
     Entry,
@@ -24,6 +25,7 @@ from foretrain.measure.store.entries import (
     log,
 )
 from foretrain.measure.store.lines import RunsFile, append_run, parse_run, raw_lines
+from foretrain.run import Run
 
 __all__ = [
     "Added",
@@ -49,9 +51,8 @@ __all__ = [
 
 
 def default_store() -> str:
-    """``$FORETRAIN_STORE``, or a file in the user's data folder."""
-    folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return os.environ.get("FORETRAIN_STORE") or str(folder / "foretrain" / "runs.db")
+    """Name the store: ``$FORETRAIN_STORE``, or a file in the user's data folder."""
+    return os.environ.get("FORETRAIN_STORE") or str(data_folder() / "runs.db")
 
 
 def is_database(where: str | Path) -> bool:

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, final
 
 from foretrain.cluster import Catalog
-from foretrain.errors import invalid
-from foretrain.job import Run
+from foretrain.measure.store.connecting import check_file, hide_password, make_engine, reason, url_of
 from foretrain.measure.store.entries import (
     COLUMNS,
     EVERYTHING,
@@ -26,12 +24,11 @@ from foretrain.measure.store.entries import (
     StoreError,
     checked_prefix,
 )
+from foretrain.measure.store.layout import LAYOUT, MIGRATIONS, store_tables
+from foretrain.run import Run
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
-
-LAYOUT = 2
-"""The version of the tables; a store with newer ones is not touched. Layout 1 had no predictors."""
 
 _PAGE = 500
 _WRITER_LOCK = 0x666F7265
@@ -39,7 +36,7 @@ _WRITER_LOCK = 0x666F7265
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """How many runs were new, and how many the store had already."""
+    """Says how many runs were new, and how many the store had already."""
 
     new: int
     known: int
@@ -61,69 +58,6 @@ class SavedPredictor:
     """A hash of its files."""
 
 
-class _Tables(NamedTuple):
-    version: sa.Table
-    runs: sa.Table
-    measured: sa.Table
-    predictors: sa.Table
-    predictor_files: sa.Table
-
-
-@functools.cache
-def _tables() -> _Tables:
-    import sqlalchemy as sa
-    from sqlalchemy.dialects.postgresql import JSONB
-
-    schema = sa.MetaData()
-    version = sa.Table(
-        "foretrain_store", schema, sa.Column("layout", sa.Integer, primary_key=True, autoincrement=False)
-    )
-    runs = sa.Table(
-        "foretrain_runs",
-        schema,
-        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
-        sa.Column("hash", sa.String(64), nullable=False, unique=True),
-        *(sa.Column(name, sa.Text, nullable=False, index=True) for name in COLUMNS),
-        sa.Column("created", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("format", sa.Integer, nullable=False),
-        sa.Column("base", sa.Text, nullable=False),
-        sa.Column("run", sa.JSON().with_variant(JSONB, "postgresql"), nullable=False),
-    )
-    measured = sa.Table(
-        "foretrain_measured",
-        schema,
-        sa.Column("run_id", sa.ForeignKey(runs.c.id, ondelete="CASCADE"), primary_key=True),
-        sa.Column("quantity", sa.Text, primary_key=True, index=True),
-        sa.Column("value", sa.Double, nullable=False),
-    )
-    predictors = sa.Table(
-        "foretrain_predictors",
-        schema,
-        sa.Column("name", sa.Text, primary_key=True),
-        sa.Column("predictor", sa.Text, nullable=False),
-        sa.Column("created", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("about", sa.JSON().with_variant(JSONB, "postgresql"), nullable=False),
-        sa.Column("version", sa.String(64), nullable=False),
-    )
-    predictor_files = sa.Table(
-        "foretrain_predictor_files",
-        schema,
-        sa.Column("name", sa.ForeignKey(predictors.c.name, ondelete="CASCADE"), primary_key=True),
-        sa.Column("path", sa.Text, primary_key=True),
-        sa.Column("content", sa.LargeBinary, nullable=False),
-    )
-    return _Tables(version, runs, measured, predictors, predictor_files)
-
-
-def _add_predictors(connection: sa.Connection) -> None:
-    tables = _tables()
-    tables.version.metadata.create_all(connection, tables=[tables.predictors, tables.predictor_files])
-
-
-_MIGRATIONS = {2: _add_predictors}
-"""What makes each layout of the one before it."""
-
-
 @final
 class Store(Runs):
     """Runs in an SQLite or PostgreSQL database.
@@ -138,9 +72,9 @@ class Store(Runs):
     def open(cls, where: str | Path, *, create: bool = True) -> Store:
         """The store behind a URL or in an SQLite file; ``create`` makes its tables on first use."""
         name = hide_password(str(where))
-        url = _url(where)
-        _find_file(url, name, create)
-        store = cls(_engine(url), name)
+        url = url_of(where)
+        check_file(url, name, create)
+        store = cls(make_engine(url), name)
         try:
             store._check_layout(create)
         except BaseException:
@@ -161,7 +95,7 @@ class Store(Runs):
                     f"{self.name}: it holds no runs yet; `foretrain runs import` makes it a store"
                 )
             with self._transaction(writes=True) as connection:
-                table = _tables().version
+                table = store_tables().version
                 table.metadata.create_all(connection)
                 if connection.scalar(sa.select(table.c.layout)) is None:
                     connection.execute(table.insert().values(layout=LAYOUT))
@@ -176,18 +110,18 @@ class Store(Runs):
         """Bring the tables up to date, all steps or none; another process may have done it meanwhile."""
         import sqlalchemy as sa
 
-        table = _tables().version
+        table = store_tables().version
         with self._transaction(writes=True) as connection:
             layout: int = connection.scalar(sa.select(sa.func.max(table.c.layout))) or 1
             for step in range(layout + 1, LAYOUT + 1):
-                _MIGRATIONS[step](connection)
+                MIGRATIONS[step](connection)
                 connection.execute(table.update().values(layout=step))
         return max(layout, LAYOUT)
 
     def _layout(self) -> int | None:
         import sqlalchemy as sa
 
-        table = _tables().version
+        table = store_tables().version
         with self._transaction() as connection:
             known = sa.inspect(connection).has_table(table.name)
             return connection.scalar(sa.select(sa.func.max(table.c.layout))) if known else None
@@ -209,7 +143,7 @@ class Store(Runs):
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITER_LOCK)))
                 yield connection
         except sa.exc.SQLAlchemyError as error:
-            raise StoreError(f"{self.name}: {_reason(error, self._engine.url)}") from error
+            raise StoreError(f"{self.name}: {reason(error, self._engine.url)}") from error
         except json.JSONDecodeError as error:
             raise StoreError(f"{self.name}: it holds a run that is not JSON ({error})") from error
 
@@ -229,7 +163,7 @@ class Store(Runs):
         """Returns the ids of those that were not there."""
         from sqlalchemy.dialects import postgresql, sqlite
 
-        runs, now = _tables().runs, datetime.datetime.now(datetime.UTC)
+        runs, now = store_tables().runs, datetime.datetime.now(datetime.UTC)
         insert = postgresql.insert(runs) if connection.dialect.name == "postgresql" else sqlite.insert(runs)
         once = insert.on_conflict_do_nothing(index_elements=[runs.c.hash])
         insert_new = once.returning(runs.c.id, runs.c.hash)
@@ -241,7 +175,7 @@ class Store(Runs):
             for quantity, value in measured[content].items()
         ]
         if figures:
-            connection.execute(_tables().measured.insert(), figures)
+            connection.execute(store_tables().measured.insert(), figures)
         return [content for _, content in added]
 
     def runs(
@@ -255,7 +189,7 @@ class Store(Runs):
         """Page by page, up to the newest run at the start, so that no transaction stays open meanwhile."""
         import sqlalchemy as sa
 
-        runs, conditions = _tables().runs, _conditions(where)
+        runs, conditions = store_tables().runs, _conditions(where)
         newest_first = sa.select(runs.c.id).where(*conditions).order_by(runs.c.id.desc()).limit(1)
         with self._transaction() as connection:
             end = connection.scalar(newest_first) or 0
@@ -276,7 +210,7 @@ class Store(Runs):
         there is none."""
         import sqlalchemy as sa
 
-        runs = _tables().runs
+        runs = store_tables().runs
         later = sa.select(runs).where(*_conditions(where), runs.c.id > after)
         with self._transaction() as connection:
             rows = connection.execute(later.order_by(runs.c.id).limit(limit + 1)).all()
@@ -286,14 +220,14 @@ class Store(Runs):
     def count(self, where: Filter = EVERYTHING) -> int:
         import sqlalchemy as sa
 
-        counted = sa.select(sa.func.count()).select_from(_tables().runs).where(*_conditions(where))
+        counted = sa.select(sa.func.count()).select_from(store_tables().runs).where(*_conditions(where))
         with self._transaction() as connection:
             return connection.scalar(counted) or 0
 
     def get(self, prefix: str) -> Entry:
         import sqlalchemy as sa
 
-        runs = _tables().runs
+        runs = store_tables().runs
         matching = sa.select(runs).where(runs.c.hash.startswith(checked_prefix(prefix))).limit(2)
         with self._transaction() as connection:
             rows = connection.execute(matching).all()
@@ -303,7 +237,7 @@ class Store(Runs):
         self, name: str, predictor: str, files: Mapping[str, bytes], about: Mapping[str, Any]
     ) -> SavedPredictor:
         """Keep the files of a saved predictor under a name, in the place of one that has it already."""
-        tables, version = _tables(), _hash_of_files(files)
+        tables, version = store_tables(), _hash_of_files(files)
         saved = SavedPredictor(
             name=name,
             predictor=predictor,
@@ -322,16 +256,16 @@ class Store(Runs):
     def predictors(self) -> list[SavedPredictor]:
         import sqlalchemy as sa
 
-        table = _tables().predictors
+        table = store_tables().predictors
         with self._transaction() as connection:
             rows = connection.execute(sa.select(table).order_by(table.c.name)).all()
         return [_saved(row) for row in rows]
 
     def predictor_files(self, name: str) -> dict[str, bytes]:
-        """What the folder of a kept predictor holds, by path."""
+        """Read the files of a kept predictor's folder, by path."""
         import sqlalchemy as sa
 
-        table = _tables().predictor_files
+        table = store_tables().predictor_files
         with self._transaction() as connection:
             rows = connection.execute(sa.select(table).where(table.c.name == name)).all()
         return {row.path: bytes(row.content) for row in rows}
@@ -367,7 +301,7 @@ def _hash_of_files(files: Mapping[str, bytes]) -> str:
 def _conditions(where: Filter) -> list[sa.ColumnElement[bool]]:
     import sqlalchemy as sa
 
-    runs, measured = _tables().runs, _tables().measured
+    runs, measured = store_tables().runs, store_tables().measured
     conditions: list[sa.ColumnElement[bool]] = []
     for name in COLUMNS:
         pattern = getattr(where, name)
@@ -381,85 +315,3 @@ def _conditions(where: Filter) -> list[sa.ColumnElement[bool]]:
         measuring = sa.select(measured.c.run_id).where(measured.c.quantity == where.quantity)
         conditions.append(runs.c.id.in_(measuring))
     return conditions
-
-
-def hide_password(where: str) -> str:
-    """The URL as it may be shown.
-
-    >>> hide_password("postgresql+psycopg://ann:secret@host/runs?sslpassword=secret&x=1")
-    'postgresql+psycopg://ann:***@host/runs?sslpassword=***&x=1'
-    """
-    shown = re.sub(r"(://[^:/@?]*):.*@", r"\1:***@", where, flags=re.DOTALL)
-    return re.sub(r"([?&]\w*passw\w*=)[^&]*", r"\1***", shown, flags=re.IGNORECASE)
-
-
-def _reason(error: Exception, url: sa.URL) -> str:
-    """What went wrong, on one line."""
-    text = " ".join(str(getattr(error, "orig", None) or error).split())
-    secrets = [url.password, *(value for key, value in url.query.items() if "passw" in key.lower())]
-    for secret in filter(None, secrets):
-        text = text.replace(str(secret), "***")
-    return text
-
-
-def _url(where: str | Path) -> sa.URL:
-    try:
-        import sqlalchemy as sa
-    except ImportError as error:
-        raise StoreError(
-            "a store in a database needs SQLAlchemy, which is not installed; install foretrain[store]"
-        ) from error
-    if "://" not in str(where):
-        return sa.URL.create("sqlite", database=str(where))
-    example = "a URL such as sqlite:///runs.db or postgresql+psycopg://user@host/name"
-    try:
-        url = sa.make_url(str(where))
-    except (sa.exc.ArgumentError, ValueError) as error:
-        raise invalid("store", hide_password(str(where)), example) from error
-    if url.drivername in ("postgresql", "postgres"):
-        url = url.set(drivername="postgresql+psycopg")
-    if url.drivername not in ("sqlite", "postgresql+psycopg"):
-        raise invalid("store", hide_password(str(where)), example)
-    return url
-
-
-def _find_file(url: sa.URL, name: str, create: bool) -> None:
-    """SQLite would make an empty file for a mistyped name, and none in a folder that is not there."""
-    if url.drivername != "sqlite" or not url.database or url.database.startswith((":memory:", "file:")):
-        return
-    path = Path(url.database)
-    if not create and not path.exists():
-        raise StoreError(f"{name}: there is no such file; `foretrain runs import` makes it")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"{name}: cannot be written ({error.strerror})") from error
-
-
-def _engine(url: sa.URL) -> sa.Engine:
-    import sqlalchemy as sa
-
-    sqlite = url.drivername == "sqlite"
-    patience = {"timeout": 60} if sqlite else {"connect_timeout": 10}
-    arguments = {key: value for key, value in patience.items() if key not in url.query}
-    try:
-        engine = sa.create_engine(url, connect_args=arguments)
-    except ImportError as error:
-        raise StoreError(
-            "a store in PostgreSQL needs psycopg, which is not installed; install foretrain[store]"
-        ) from error
-    if sqlite:
-        sa.event.listen(engine, "connect", _manual_transactions)
-        sa.event.listen(engine, "begin", _begin)
-    return engine
-
-
-def _manual_transactions(connection: Any, _: object) -> None:
-    connection.isolation_level = None
-    connection.execute("PRAGMA foreign_keys = ON")
-
-
-def _begin(connection: sa.Connection) -> None:
-    """A writer takes the lock at once: when it has to wait, it waits before it has read anything."""
-    writes = connection.get_execution_options().get("foretrain_writes")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

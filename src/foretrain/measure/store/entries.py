@@ -15,7 +15,8 @@ from typing import Any, Self
 
 from foretrain.cluster import Catalog
 from foretrain.errors import ForetrainError, InputError, invalid
-from foretrain.job import Run, path_seen_from, sampled_figures
+from foretrain.job import path_seen_from
+from foretrain.run import Run, sampled_figures
 from foretrain.workload import FILE_SOURCES
 
 FORMAT = 1
@@ -120,7 +121,7 @@ def _plain_json(document: object) -> str:
 
 
 def _same_numbers(value: Any) -> Any:
-    """One form for each number, because a database may give 1.0 back as 1 and 1e+20 as a whole number."""
+    """Give each number one form, because a database may give 1.0 back as 1 and 1e+20 as a whole number."""
     if isinstance(value, dict):
         return {key: _same_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -134,7 +135,8 @@ def _same_numbers(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which runs: columns compare without regard to case, ``*`` is anything; ``quantity`` is measured."""
+    """Says which runs: columns compare without regard to case, ``*`` is anything; ``quantity`` is
+    measured."""
 
     source: str | None = None
     label: str | None = None

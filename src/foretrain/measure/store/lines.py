@@ -17,7 +17,6 @@ from typing import Any, final
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
 from foretrain.files import decompressed
-from foretrain.job import Run
 from foretrain.measure.store.entries import (
     EVERYTHING,
     Entry,
@@ -28,6 +27,7 @@ from foretrain.measure.store.entries import (
     checked_prefix,
     log,
 )
+from foretrain.run import Run
 
 
 def append_run(path: Path, run: Mapping[str, Any], *, report: Report = log.warning) -> None:
@@ -57,7 +57,7 @@ def append_run(path: Path, run: Mapping[str, Any], *, report: Report = log.warni
 
 
 def _write_whole(handle: int, data: bytes) -> None:
-    """One write, which no signal but a kill cuts; what a full disk cuts is taken back."""
+    """Write at once, which no signal but a kill cuts; what a full disk cuts is taken back."""
     size = os.fstat(handle).st_size
     try:
         if os.write(handle, data) != len(data):

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from foretrain.costs.learned import GROUPS, describe_once, group_of
 from foretrain.estimate import CERTAIN, Factors
 from foretrain.graph import PHASES, Phase
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Benefit, nothing_to_learn
 from foretrain.predictors.deletepop.residuals import Residuals
+from foretrain.run import Run
 from foretrain.step.layout import Layout
 from foretrain.step.partition import Index
 from foretrain.step.play import step_time_s
@@ -55,7 +56,7 @@ _MOST_ERROR = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What brings forecasts of one device, or of a device and framework, to measured runs; neutral by
+    """Holds what brings forecasts of one device, or of a device and framework, to measured runs; neutral by
     default."""
 
     groups: Mapping[str, float] = field(default_factory=dict)
@@ -73,7 +74,7 @@ class Calibration:
         return dataclasses.replace(self, groups=groups, host_speed=earlier.host_speed * self.host_speed)
 
     def origin(self, key: str) -> str:
-        """In words: how many runs of what it was found from, and what it was worth on runs left out."""
+        """Say how many runs of what it was found from, and what it was worth on runs left out."""
         worth = self.benefit
         if worth is None:
             return f"runs of {key}"
@@ -178,7 +179,7 @@ class _Observations:
 
 
 def calibrate_device(cases: Sequence[Case]) -> Calibration:
-    """From runs of one device: a factor for each group of operators, and the host's speed."""
+    """Calibrate by runs of one device: a factor for each group of operators, and the host's speed."""
     observed = [parts for case in cases if (parts := _observe(case))]
     if not observed:
         raise nothing_to_learn(NO_RUNS, ())
@@ -265,8 +266,8 @@ def robust(errors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _choose(cases: Sequence[_Observations]) -> tuple[float, float, float | None]:
-    """How freely to calibrate, by the mean absolute relative error on runs left out; that error before and
-    after."""
+    """Choose how freely to calibrate, by the mean absolute relative error on runs left out; returns that
+    error before and after, too."""
     before = statistics.fmean(_relative(_Observations.join(cases), np.zeros(len(GROUPS) + 2)))
     if len(cases) < 3:
         return _GROUPS_APART[1], before, None

@@ -39,8 +39,8 @@ def operators_of(datasets: Iterable[OperatorFile]) -> Iterator[MeasuredOperator]
 def learned_without(
     datasets: tuple[OperatorFile, ...], families: frozenset[str], devices: frozenset[str]
 ) -> tuple[LearnedCosts, Mapping[str, float]]:
-    """What operator datasets teach without some families and devices: a minute's work, that several
-    predictors ask for."""
+    """Learn operator models without some families and devices: a minute's work, that several predictors ask
+    for."""
     return forgetting(operators_of(datasets), families, devices)
 
 

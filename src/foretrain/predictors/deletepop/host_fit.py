@@ -15,7 +15,7 @@ from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts
 from foretrain.errors import InputError
 from foretrain.graph import Op
-from foretrain.job import Run
+from foretrain.run import Run
 from foretrain.step.assembly import HOST_BOUND
 from foretrain.step.graph import step_graph
 
@@ -74,16 +74,16 @@ def solve(host: DispatchHost, rows: Sequence[HostTime]) -> DispatchHost:
         spread = np.concatenate([_SPREAD, np.full(len(machines) - 1, _MACHINES)])
         return np.concatenate([np.log(total / measured) / _NOISE, logs / spread])
 
-    found = least_squares(residuals, np.zeros(len(_PARTS) + len(machines) - 1), loss="soft_l1").x
+    solution = least_squares(residuals, np.zeros(len(_PARTS) + len(machines) - 1), loss="soft_l1").x
     constants = {
         name: float(f"{value:.4g}")
-        for name, value in zip(_PARTS, _START * np.exp(found[: len(_PARTS)]), strict=True)
+        for name, value in zip(_PARTS, _START * np.exp(solution[: len(_PARTS)]), strict=True)
     }
     return dataclasses.replace(host, **constants)  # type: ignore[arg-type]
 
 
 def check_enough(runs: Sequence[Run]) -> None:
-    """One line where there are too few measured times to learn from."""
+    """Refuse too few measured times to learn from, in one line."""
     times = sum(quantity in run.measured for run in runs if _usable(run) for quantity in _QUANTITIES)
     if times < _LEAST:
         raise InputError(
@@ -146,7 +146,7 @@ def _times(run: Run) -> Iterator[tuple[str, float]]:
 
 
 def _counts(host: DispatchHost, op: Op) -> list[float]:
-    """How often each constant counts in one call; the last, per step, is set by the caller."""
+    """Count how often each constant counts in one call; the last, per step, is set by the caller."""
     if op.phase == "optimizer":
         return [0, 0, 0, 0, 0, 1, len(op.operator.inputs), 0]
     if not op.operator.launches:

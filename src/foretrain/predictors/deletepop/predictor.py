@@ -20,7 +20,7 @@ from foretrain.errors import InputError
 from foretrain.estimate import WIDTH_80
 from foretrain.forecast import Factors, RankMemory
 from foretrain.graph import OpGraph
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors import conformal
 from foretrain.predictors.base import OperatorPredictor, nothing_to_learn, take_runs
 from foretrain.predictors.deletepop.calibration import (
@@ -45,6 +45,7 @@ from foretrain.predictors.deletepop.spread import (
     shipped_widths,
 )
 from foretrain.predictors.whitebox import RatingPredictor
+from foretrain.run import Run
 from foretrain.step.assembly import MEMORY_QUANTITIES, Spread, is_host_bound, logged
 from foretrain.step.graph import step_graph
 from foretrain.step.play import Step
@@ -142,7 +143,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         return self._calibration(job).tuning
 
     def correction(self, step: Step) -> tuple[float, tuple[str, ...]]:
-        """What calibrated runs near the job leave over; and which calibrations apply."""
+        """Correct by what calibrated runs near the job leave over; and say which calibrations apply."""
         job = step.layout.job
         notes = (
             *self._calibration_notes(job),
@@ -164,7 +165,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         return memory_bounds(rank)["reserved_memory_bytes"]
 
     def _calibration_notes(self, job: Job) -> Iterator[str]:
-        """Which calibrations apply to a job, and from how many runs; or that none does."""
+        """Say which calibrations apply to a job, and from how many runs; or that none does."""
         devices = dict.fromkeys(group.device.name for group in job.cluster.groups)
         keys = [key for key in dict.fromkeys([*devices, calibration_key(job)]) if key in self.calibrations_]
         for key in keys:
@@ -199,8 +200,8 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         }
 
     def spread_of(self, step: Step) -> Spread:
-        """How far held-out runs lay from their forecasts, in the case that this one belongs to; calibrated,
-        no narrower than the runs at hand bear out."""
+        """Say how far held-out runs lay from their forecasts, in the case that this one belongs to;
+        calibrated, no narrower than the runs at hand bear out."""
         job, known = step.layout.job, conformal.shipped()
         times = dict(known[self._case(step)])
         if calibration_key(job) not in self.calibrations_:
@@ -231,14 +232,14 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         )
 
     def _by_parts(self, step: Step, table: Mapping[str, Factors]) -> dict[str, Factors]:
-        """Of the step by its parts; of the time that the device is busy what is wider, its table or its
-        computing alone."""
+        """Compute the interval of the step by its parts; of the time that the device is busy what is wider,
+        its table or its computing alone."""
         widths = shipped_widths()
-        found = {"step_time_s": bounds(self._shares(step), widths)}
+        intervals = {"step_time_s": bounds(self._shares(step), widths)}
         if "device_busy_s" in table:
             parts = computing_parts(step, self.costs, self.tier(step.layout.job), self._by_roofline(step))
-            found["device_busy_s"] = table["device_busy_s"].widest(bounds(parts, widths))
-        return found
+            intervals["device_busy_s"] = table["device_busy_s"].widest(bounds(parts, widths))
+        return intervals
 
     def _shares(self, step: Step) -> dict[str, float]:
         """The parts of a step that err each in their own way."""
@@ -250,7 +251,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         return max(unmeasured, 1.0 - self._measured_operators() / _ENOUGH_OPERATORS)
 
     def tier(self, job: Job) -> Tier:
-        """What was measured of the job's devices; of several kinds, the one that is known least."""
+        """Say what was measured of the job's devices; of several kinds, the one that is known least."""
         precision = job.workload.training.precision
         if self.sources == tuple(_shipped()[2].get("sources", ())):
             evidence = shipped_evidence()
@@ -268,7 +269,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         return sum(len(lookup.kernels) for lookup in self.costs.lookups.values())
 
     def _tier_notes(self, job: Job) -> Iterator[str]:
-        """What was never measured of a device, in words."""
+        """Say in words what was never measured of a device."""
         device, tier = job.cluster.groups[0].device, self.tier(job)
         if not device.is_cpu and (count := self._measured_operators()) < _ENOUGH_OPERATORS:
             yield f"only {count:,} operators were learned from: the interval is wider for it"
@@ -439,7 +440,7 @@ def _checked_for_host(run: Run) -> Run:
 
 
 def _check_measured(run: Run) -> None:
-    """One line where a run has nothing that a calibration can use."""
+    """Refuse a run that has nothing that a calibration can use, in one line."""
     plan = run.job.plan
     if on_one_gpu(run.job) and (
         plan.offload or (plan.recompute != "none" and not step_graph(run.job).recomputes)

@@ -54,7 +54,7 @@ _GIB = 2.0**30
 
 
 def calibrate_parts(cases: Sequence[Case]) -> Calibration:
-    """What brings forecasts to the runs; dropped where each run is forecast worse from the others."""
+    """Find what brings forecasts to the runs; dropped where each run is forecast worse from the others."""
     timed = [case for case in cases if case.run.measured.get("step_time_s", 0) > 0]
     calibration, before, after = Calibration(), None, None
     if timed:
@@ -125,7 +125,7 @@ def _log_times(cases: Sequence[Case], tuning: Tuning) -> Vector:
 
 
 def _slopes(cases: Sequence[Case], names: Sequence[str], values: Vector, logs: Vector) -> Vector:
-    """How the logarithm of each step changes with each value."""
+    """Say how the logarithm of each step changes with each value."""
     columns = []
     for i in range(len(names)):
         moved = values.copy()
@@ -135,7 +135,8 @@ def _slopes(cases: Sequence[Case], names: Sequence[str], values: Vector, logs: V
 
 
 def _tuning(names: Sequence[str], values: Vector) -> Tuning:
-    """Each value is the logarithm of a factor, or a number of times the spread of what may be added."""
+    """Make factors of values: each is the logarithm of a factor, or a number of times the spread of what may
+    be added."""
     base = Tuning()
     changed = {
         name: value * _SECONDS[name] if name in _SECONDS else getattr(base, name) * float(np.exp(value))

@@ -36,7 +36,7 @@ class Residuals:
 
     @classmethod
     def of(cls, jobs: Sequence[Job], logs: Matrix, noise: Matrix) -> Self:
-        """From the logarithms of measured over forecast, and the standard deviation of each."""
+        """Learn from the logarithms of measured over forecast, and the standard deviation of each."""
         covariance = covariances(jobs) + np.diag(noise**2)
         return cls(
             np.array([_numbers(job) for job in jobs]),
@@ -59,7 +59,7 @@ class Residuals:
 
 
 def covariances(jobs: Sequence[Job]) -> Matrix:
-    """Of what is left over of the jobs' steps, as logarithms."""
+    """Say how what is left over of the jobs' steps varies together, as logarithms."""
     numbers, names = np.array([_numbers(job) for job in jobs]), [_names(job) for job in jobs]
     return _kernel(numbers, names, numbers, names)
 

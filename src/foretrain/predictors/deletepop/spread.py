@@ -86,7 +86,7 @@ class MeasuredGenerations:
         return cls(generations={_generation(device): "all" for device in devices})
 
     def tier(self, device: Device, precision: str) -> Tier:
-        """What is known of a device whose own operators were not measured."""
+        """Say what is known of a device whose own operators were not measured."""
         formats = self.generations.get(_generation(device))
         if formats == "all" or (formats is not None and precision in _FULL_PRECISION):
             return "scored"
@@ -105,13 +105,13 @@ def shipped_evidence() -> MeasuredGenerations:
 
 @functools.lru_cache(maxsize=1)
 def shipped_widths() -> Mapping[str, Factors]:
-    """Of each part, the logarithms of the bounds that a step of nothing else would have."""
+    """Read, of each part, the logarithms of the bounds that a step of nothing else would have."""
     return {part: Factors(*bounds) for part, bounds in json.loads(SHIPPED.read_text())["parts"].items()}
 
 
 @functools.lru_cache(maxsize=1)
 def shipped_memory_widths() -> Mapping[str, Factors]:
-    """The same of the parts of a rank's memory."""
+    """Read the same bounds of the parts of a rank's memory."""
     return {part: Factors(*bounds) for part, bounds in json.loads(SHIPPED.read_text())["memory"].items()}
 
 
@@ -151,7 +151,7 @@ def shares(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0)
 
 
 def computing_parts(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0) -> dict[str, float]:
-    """Of the time that a GPU computes: how its operators are known, and what comes on top."""
+    """Divide the time that a GPU computes by how its operators are known, and what comes on top."""
     job = step.layout.job
     looked_up = _looked_up(step, costs) if tier == "measured" else 0.0
     by_roofline = min(max(unmeasured, 0.0), 1.0 - looked_up)
@@ -175,7 +175,7 @@ _KINDS: Mapping[str, str | None] = {
 
 
 def _by_kind(step: Step) -> dict[str, float]:
-    """Of the time of passes, what is not products; the optimizer's is not looked at."""
+    """Give the shares of the time of passes that are not products'; the optimizer's is not looked at."""
     layout = step.of_busiest
     parts = _parts_of(layout.graph)
     own = ~layout.calls.communicates & (layout.graph.phase_index != PHASES.index("optimizer"))
@@ -188,14 +188,15 @@ _BY_KIND = (ATTENTION, CONVOLUTIONS, OTHERS)
 
 
 def kinds_of(step: Step) -> tuple[float, ...]:
-    """Of the time of passes, the shares of attention, of convolutions and of other kernels than products."""
-    found = _by_kind(step)
-    return tuple(found[part] for part in _BY_KIND)
+    """Give the shares of attention, of convolutions and of other kernels than products in the time of
+    passes."""
+    shares = _by_kind(step)
+    return tuple(shares[part] for part in _BY_KIND)
 
 
 @functools.lru_cache(maxsize=64)
 def _parts_of(graph: OpGraph) -> Index:
-    """By call, which of ``_BY_KIND`` it counts as; one more for products."""
+    """Say of each call which of ``_BY_KIND`` it counts as; one more for products."""
     parts = [_KINDS.get(traits(operator.name).kind, OTHERS) for operator in graph.operators]
     codes = np.array([len(_BY_KIND) if part is None else _BY_KIND.index(part) for part in parts])
     return np.asarray(codes[graph.operator_index])
@@ -238,8 +239,8 @@ def _looked_up(step: Step, costs: LearnedCosts) -> float:
 def _known_calls(
     costs: LearnedCosts, graph: OpGraph, device: Device, precision: str
 ) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = costs.looked_up(graph.operators, device, precision)[graph.operator_index]
-    return found
+    known: npt.NDArray[np.bool_] = costs.looked_up(graph.operators, device, precision)[graph.operator_index]
+    return known
 
 
 def bounds(parts: Mapping[str, float], widths: Mapping[str, Factors]) -> Factors:

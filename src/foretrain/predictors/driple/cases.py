@@ -78,7 +78,7 @@ class Cases:
         )
 
     def part(self, rows: Sequence[int]) -> Cases:
-        """Some of the jobs."""
+        """Keep these jobs alone."""
         index = np.array(rows, dtype=np.int64)
         columns = {
             name: getattr(self, name)[index]
@@ -87,8 +87,8 @@ class Cases:
         return Cases(graphs=self.graphs, **columns)
 
     def samples(self) -> Samples:
-        """What a network learns: in the reference the scaled figures themselves, else how far they lie from
-        the schedule's.
+        """Give what a network learns: in the reference the scaled figures themselves, else how far they lie
+        from the schedule's.
 
         Of an idle network there is nothing to learn.
         """
@@ -96,18 +96,18 @@ class Cases:
         if self.schedule.shape[1]:
             targets = targets - self.schedule
             targets[self.certain & NETWORK_FIGURES] = np.nan
-        found: Samples = network_module().Samples(
+        samples: Samples = network_module().Samples(
             graphs=self.graphs, graph_of=self.graph_of, settings=self.settings, targets=targets
         )
-        return found.part(range(len(self.graph_of)))
+        return samples.part(range(len(self.graph_of)))
 
     def figures(self, learned: Array) -> Array:
         """Figures from what a network says of these jobs, but for those that the schedule knows."""
         if not self.schedule.shape[1]:
             return unscaled(learned)
-        found = unscaled(self.schedule + learned)
-        found[self.certain] = unscaled(self.schedule)[self.certain]
-        return found
+        figures = unscaled(self.schedule + learned)
+        figures[self.certain] = unscaled(self.schedule)[self.certain]
+        return figures
 
 
 def _groups(graph: OpGraph, improved: bool) -> Groups:

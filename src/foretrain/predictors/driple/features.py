@@ -15,8 +15,9 @@ from foretrain.cluster import Link
 from foretrain.duration import batch_loading_s
 from foretrain.errors import ForetrainError, UnsupportedJob
 from foretrain.graph import CATEGORIES, PHASES, Operator, OpGraph
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.predictddl.families import family_of
+from foretrain.run import Run
 
 Array = npt.NDArray[np.float64]
 
@@ -40,8 +41,8 @@ MEMORY = np.array([name.startswith("memory") for name in TARGETS]) & ~SPANS
 
 
 def figures_of(run: Run) -> Array | None:
-    """As ``TARGETS`` names them: idle and active spans as shares of the window, the rest as measured; not a
-    number where it was not.
+    """Read the figures that ``TARGETS`` names off a run: idle and active spans as shares of the window, the
+    rest as measured; not a number where it was not.
 
     The window is three steps or half a second, whichever is longer: how long a span is in seconds says as
     much of the protocol as of the job.
@@ -72,7 +73,7 @@ def scaled(figures: Array) -> Array:
 
 
 def unscaled(values: Array) -> Array:
-    """What ``scaled`` was given, within what is possible."""
+    """Undo ``scaled``, within what is possible."""
     result = np.clip(values, 0.0, 1.0)
     network = np.exp(np.minimum(values[..., NETWORK], 30.0))
     result[..., NETWORK] = np.where(network > LEAST_BYTES_PER_S * (1 + 1e-9), network, 0.0)
@@ -89,7 +90,9 @@ def without_network(figures: Array) -> Array:
     """The figures of jobs in which nothing goes over the network: idle throughout."""
     result = figures.copy()
     result[..., NETWORK_FIGURES] = [
-        float(name.endswith("idle_s")) for name, there in zip(TARGETS, NETWORK_FIGURES, strict=True) if there
+        float(name.endswith("idle_s"))
+        for name, is_of_network in zip(TARGETS, NETWORK_FIGURES, strict=True)
+        if is_of_network
     ]
     return result
 
@@ -145,8 +148,8 @@ _LEAST_LOADING = math.exp(-3.0)
 
 
 def setting_columns(job: Job, graph: OpGraph) -> Array:
-    """As ``SETTING_COLUMNS`` names them: the setting, and how the work of the step compares with what the
-    setting can do."""
+    """Compute the figures that ``SETTING_COLUMNS`` names: the setting, and how the work of the step compares
+    with what the setting can do."""
     cluster, device, servers = job.cluster, job.cluster.device, float(bool(job.plan.servers))
     workers, precision = cluster.world_size, job.workload.training.precision.removeprefix("amp-")
     rate, bandwidth = device.peak_flops(precision), device.memory_bytes_per_s
@@ -273,7 +276,7 @@ def directed_groups(graph: OpGraph, *, groups: int = GROUPS) -> Groups:
 
 
 def whole_columns(graph: OpGraph) -> Array:
-    """As ``WHOLE_COLUMNS`` names them."""
+    """Compute the figures that ``WHOLE_COLUMNS`` names."""
     launched = graph.column("launches")
     size = graph.column("bytes") * launched
     held = {
@@ -306,7 +309,7 @@ def kind_of(operator: Operator) -> str:
 
 
 def _kind_index(graph: OpGraph) -> npt.NDArray[np.int64]:
-    """For each op, the position of its kind in ``KINDS``."""
+    """Say, for each op, the position of its kind in ``KINDS``."""
     positions = [KINDS.index(kind_of(operator)) for operator in graph.operators]
     return np.array(positions, dtype=np.int64)[graph.operator_index]
 
@@ -314,13 +317,20 @@ def _kind_index(graph: OpGraph) -> npt.NDArray[np.int64]:
 def graph_key(job: Job) -> str:
     """A text that jobs share when one rank's step of them is the same graph."""
     model, training = job.workload.model, job.workload.training
-    what = (model.source, model.name, dict(model.args), model.task, model.config, str(job.workload.base))
+    model_facts = (
+        model.source,
+        model.name,
+        dict(model.args),
+        model.task,
+        model.config,
+        str(job.workload.base),
+    )
     sizes = (training.image, training.sequence)
     how = (training.classes, training.mode, training.precision, training.optimizer, training.channels_last)
     batch = (job.micro_batch, job.accumulation > 1)
     layers = (training.adapter, training.fp8_recipe, training.scales_loss, bool(training.compile))
     again = (job.plan.recompute, job.plan.recompute_every, dict(model.libraries))
-    return json.dumps([[*what, *sizes], [*how, *batch, *layers, *again]], sort_keys=True, default=str)
+    return json.dumps([[*model_facts, *sizes], [*how, *batch, *layers, *again]], sort_keys=True, default=str)
 
 
 def _launched_edges(graph: OpGraph) -> Iterable[tuple[int, int]]:
@@ -358,9 +368,9 @@ def _output_bytes(operator: Operator) -> float:
 
 
 def _weight_elements(operator: Operator) -> float:
-    """Of the operator's weight, where it has one."""
-    found = operator.tensor("weight") or operator.tensor("mat2")
-    return float(found.numel) if found is not None else 0.0
+    """Count the elements of the operator's weight, where it has one."""
+    weight = operator.tensor("weight") or operator.tensor("mat2")
+    return float(weight.numel) if weight is not None else 0.0
 
 
 def _two_rows(pairs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:

@@ -47,7 +47,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How long to learn and how fast."""
+    """Says how long to learn and how fast."""
 
     epochs: int
     patience: int
@@ -66,7 +66,8 @@ _GAINS, ENOUGH = (1.0, 0.75, 0.5, 0.25, 0.1), 16
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Samples:
-    """What is learned from: distinct graphs, and for each run its graph, its setting and its figures."""
+    """Holds what is learned from: distinct graphs, and for each run its graph, its setting and its
+    figures."""
 
     graphs: Sequence[Groups]
     graph_of: npt.NDArray[np.int64]
@@ -79,7 +80,7 @@ class Samples:
         return len(self.graph_of)
 
     def part(self, rows: Sequence[int]) -> Samples:
-        """Some of the runs, with the graphs that they need."""
+        """Keep these runs alone, with the graphs that they need."""
         index = np.array(rows, dtype=np.int64)
         needed, graph_of = np.unique(self.graph_of[index], return_inverse=True)
         return Samples(
@@ -109,8 +110,8 @@ class ReferenceBody(nn.Module):
         hidden = torch.relu(self.enter(nodes))
         for convolution in self.convolutions:
             hidden = self.gru(torch.relu(convolution(hidden, batch.edge_index)), hidden)
-        found: Tensor = self.readout(hidden, batch.batch)
-        return found
+        graphs: Tensor = self.readout(hidden, batch.batch)
+        return graphs
 
 
 def _convolution(kind: Kind) -> nn.Module:
@@ -179,17 +180,19 @@ class Member(nn.Module):
         return self.outer(*self.inner(batch, graph_of, beside))
 
     def inner(self, batch: Any, graph_of: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
-        """What the last layer of the head reads, and what goes straight to the figures: a row per run."""
+        """Compute what the last layer of the head reads, and what goes straight to the figures: a row per
+        run."""
         graph = self.body((batch.x - self.node_mean) / self.node_scale, batch)[graph_of]
         beside = ((beside - self.beside_mean) / self.beside_scale).clamp(-3, 3)
         return self.head[:-1](torch.cat([graph, beside], dim=1)), beside
 
     def outer(self, inner: Tensor, beside: Tensor) -> Tensor:
-        found: Tensor = self.head[-1](inner)
-        return found if self.direct is None else found + self.direct(beside)
+        figures: Tensor = self.head[-1](inner)
+        return figures if self.direct is None else figures + self.direct(beside)
 
     def standardise(self, samples: Samples) -> None:
-        """By mean and deviation; the nodes of the reference by the largest value, as Driple does."""
+        """Standardise by mean and deviation; the nodes of the reference by the largest value, as Driple
+        does."""
         rows = {
             "node": np.concatenate([graph.nodes for graph in samples.graphs]),
             "beside": _beside(samples),
@@ -255,7 +258,7 @@ class Network:
 
 
 def load(path: Path) -> Network:
-    """What ``Network.save`` wrote."""
+    """Read what ``Network.save`` wrote."""
     header, weights = read_members(path, FORMAT)
     members = []
     for tensors in weights:
@@ -303,13 +306,13 @@ def train(
 
 
 def borne_out(held_out: Array, targets: Array) -> Array:
-    """How much of what was learned of each figure held on runs that were held out: a correction that made
+    """Say how much of what was learned of each figure held on runs that were held out: a correction that made
     them worse is left out but for a trace."""
     trust = np.ones(targets.shape[1])
     for figure in range(targets.shape[1]):
-        there = np.isfinite(targets[:, figure]) & np.isfinite(held_out[:, figure])
-        if there.sum() >= ENOUGH:
-            wanted, learned = targets[there, figure], held_out[there, figure]
+        measured = np.isfinite(targets[:, figure]) & np.isfinite(held_out[:, figure])
+        if measured.sum() >= ENOUGH:
+            wanted, learned = targets[measured, figure], held_out[measured, figure]
             off = [float(np.abs(wanted - gain * learned).mean()) for gain in _GAINS]
             trust[figure] = _GAINS[int(np.argmin(off))]
     return trust
@@ -343,45 +346,46 @@ def parts_apart(groups: Sequence[str], count: int, seed: int) -> list[list[int]]
 
 
 def _learn(member: Member, inside: Samples, outside: Samples | None, schedule: Schedule) -> float:
-    """Until the held-out runs no longer get better, and back to where they were best: their error; the rate
-    falls along a cosine."""
+    """Learn until the held-out runs no longer get better, and go back to where they were best; returns their
+    error; the rate falls along a cosine."""
     optimizer = torch.optim.AdamW(member.parameters(), lr=schedule.rates[0], weight_decay=schedule.decay)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, schedule.epochs)
-    whole, there = batched(inside), batched(outside) if outside is not None else None
+    whole, held_out = batched(inside), batched(outside) if outside is not None else None
     best, state, since = np.inf, copy.deepcopy(member.state_dict()), 0
     for epoch in range(schedule.epochs):
         tell("epochs of a network (it may end earlier)", epoch, schedule.epochs)
         member.train()
-        for here in [whole] if schedule.batch is None else _batches(inside, schedule.batch):
+        for batch in [whole] if schedule.batch is None else _batches(inside, schedule.batch):
             optimizer.zero_grad()
-            loss = _loss(member, here)
+            loss = _loss(member, batch)
             loss.backward()
             nn.utils.clip_grad_norm_(member.parameters(), 5.0)
             optimizer.step()
         falling.step()
-        if there is None or epoch % 2:
+        if held_out is None or epoch % 2:
             continue
         member.eval()
         with torch.no_grad():
-            error = float(_loss(member, there))
+            error = float(_loss(member, held_out))
         if error < best:
             best, state, since = error, copy.deepcopy(member.state_dict()), epoch
         elif epoch - since >= schedule.patience:
             break
-    if there is not None:
+    if held_out is not None:
         member.load_state_dict(state)
     return float(best)
 
 
 def _batches(samples: Samples, size: int) -> Iterator[tuple[Batch, Tensor, Tensor, Tensor]]:
-    """All runs once, in a random order, in parts of equal size."""
+    """Deal all runs out once, in a random order, in parts of equal size."""
     order = torch.randperm(len(samples)).numpy()
     for part in np.array_split(order, max(1, round(len(samples) / size))):
         yield batched(samples.part(part.tolist()))
 
 
 def _loss(member: Member, inputs: tuple[Batch, Tensor, Tensor, Tensor]) -> Tensor:
-    """Every figure counts alike: each in its own deviation, and the mean over those that were measured."""
+    """Compute the loss, in which every figure counts alike: each in its own deviation, and the mean over
+    those that were measured."""
     batch, graph_of, beside, targets = inputs
     wanted = (targets - member.target_mean) / member.target_scale
     weight = torch.isfinite(wanted).float() * member.known
@@ -399,8 +403,8 @@ def _loss(member: Member, inputs: tuple[Batch, Tensor, Tensor, Tensor]) -> Tenso
 def _apply(member: Member, inputs: tuple[Batch, Tensor, Tensor, Tensor]) -> Array:
     member.eval()
     with torch.no_grad():
-        found: Tensor = member(*inputs[:3]) * member.known * member.target_scale + member.target_mean
-    return np.asarray(found.numpy(), dtype=np.float64)
+        figures: Tensor = member(*inputs[:3]) * member.known * member.target_scale + member.target_mean
+    return np.asarray(figures.numpy(), dtype=np.float64)
 
 
 def batched(samples: Samples) -> tuple[Batch, Tensor, Tensor, Tensor]:

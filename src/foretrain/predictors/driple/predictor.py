@@ -17,7 +17,7 @@ from foretrain.capture import capture_job
 from foretrain.errors import InputError, UnsupportedJob, invalid
 from foretrain.estimate import SHARES
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Benefit, Progress, Report, take_runs
 from foretrain.predictors.blackbox import check_data_parallel
 from foretrain.predictors.deletepop import DeletePopPredictor
@@ -45,6 +45,7 @@ from foretrain.predictors.driple.whitebox import (
 )
 from foretrain.predictors.neural import NeuralPredictor
 from foretrain.predictors.seen import DATA_NUMBERS, NUMBERS, SETTINGS, Numbers, Seen, step_of
+from foretrain.run import Run
 from foretrain.units import format_count
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ class DriplePredictor(NeuralPredictor[Learned]):
         return Forecast(job=job, predictor=self.name, quantities=quantities, assumptions=tuple(notes))
 
     def _unseen(self, job: Job) -> tuple[list[str], float]:
-        """What the runs of a job's network do not have, and how many times as wide intervals are for it."""
+        """Say what the runs of a job's network do not have, and how many times as wide intervals are for
+        it."""
         learned = self.state()
         seen, row, new = learned.seen[self._network_of(job)], _number_row(job), setting_of(job)
         names, away = [name for name in SETTINGS if not seen.has(job, name)], seen.numbers.away(row)
@@ -153,8 +155,8 @@ class DriplePredictor(NeuralPredictor[Learned]):
         return notes, _WIDER**distance
 
     def figures(self, job: Job) -> Array:
-        """As ``TARGETS`` names them, spans as shares of the window; not a number for those that no run of the
-        device had."""
+        """Forecast the figures that ``TARGETS`` names, spans as shares of the window; not a number for those
+        that no run of the device had."""
         check_data_parallel(job, self.name)
         learned = self.state()
         network = learned.networks.get(self._network_of(job))
@@ -166,10 +168,10 @@ class DriplePredictor(NeuralPredictor[Learned]):
         data = Cases.of(
             [job], improved=self.mode == "improved", levels=learned.levels, schedules=self._schedules()
         )
-        found: Array = data.figures(network.figures(data.samples()))[0]
+        figures: Array = data.figures(network.figures(data.samples()))[0]
         unknown = set(TARGETS) - set(learned.measured.get(job.cluster.device.name, ()))
-        found[[name in unknown for name in TARGETS]] = math.nan
-        return found
+        figures[[name in unknown for name in TARGETS]] = math.nan
+        return figures
 
     def _network_of(self, job: Job) -> str:
         """The network that answers for a job: its setting's in the reference, its device's else."""
@@ -224,13 +226,13 @@ class DriplePredictor(NeuralPredictor[Learned]):
             start = before.networks.get(key)
             if start is None:
                 start = tailoring.silenced(next(iter(before.networks.values())))
-            here = data.part(rows)
+            cases = data.part(rows)
             families = [kin[i] for i in rows]
             groups = families if len(set(families)) > 1 else [steps[i] for i in rows]
-            networks[key], held_out[rows] = tailoring.transfer(start, here.samples(), groups)
-            as_it_was = here.figures(start.figures(here.samples()))
+            networks[key], held_out[rows] = tailoring.transfer(start, cases.samples(), groups)
+            as_it_was = cases.figures(start.figures(cases.samples()))
             self.transfers_.append(
-                TransferCheck.of(key, len(rows), as_it_was, here.figures(held_out[rows]), here.measured)
+                TransferCheck.of(key, len(rows), as_it_was, cases.figures(held_out[rows]), cases.measured)
             )
         return networks, held_out
 
@@ -249,7 +251,9 @@ class DriplePredictor(NeuralPredictor[Learned]):
         devices = np.array([run.job.cluster.device.name for run in runs])
         for device in sorted(set(devices.tolist())):
             present = np.isfinite(data.measured[devices == device]).any(axis=0)
-            measured[device] = tuple(name for name, there in zip(TARGETS, present, strict=True) if there)
+            measured[device] = tuple(
+                name for name, is_measured in zip(TARGETS, present, strict=True) if is_measured
+            )
         settings = frozenset(setting_of(run.job) for run in runs) | (
             before.settings if before else frozenset()
         )
@@ -272,10 +276,10 @@ class DriplePredictor(NeuralPredictor[Learned]):
             }
 
     def report(self, progress: Progress = lambda done, total: None) -> Report:
-        """What a transfer was worth on runs that were left out; else what learning was."""
+        """Say what a transfer was worth on runs that were left out; else what learning was."""
         if not self.transfers_:
             return super().report(progress)
-        return [part for check in self.transfers_ for part in check.told()]
+        return [part for check in self.transfers_ for part in check.report()]
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         """The networks are forgotten until ``fit``; the schedules are then those of operators learned without
@@ -286,7 +290,7 @@ class DriplePredictor(NeuralPredictor[Learned]):
         return self
 
     def _schedules(self) -> DeletePopPredictor:
-        """What forecasts the steps whose resources the white box samples."""
+        """Name the predictor that forecasts the steps whose resources the white box samples."""
         return self.schedules or deletepop()
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
@@ -348,7 +352,7 @@ def _number_row(job: Job) -> dict[str, float | None]:
 
 
 def _seen(jobs: Sequence[Job], before: Seen | None) -> Seen:
-    """What jobs have, and others before them."""
+    """Add what jobs have to what others before them had."""
     rows = [_number_row(job) for job in jobs]
     seen = Seen.of(jobs, {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _NUMBERS})
     if before is None:
@@ -390,9 +394,9 @@ def _checked(run: Run) -> Run:
 
 
 def _figures(run: Run) -> Array:
-    found = figures_of(run)
-    assert found is not None
-    return found
+    figures = figures_of(run)
+    assert figures is not None
+    return figures
 
 
 _WIDE = (-0.8, -0.4, 0.4, 0.8)

@@ -145,6 +145,6 @@ def _in_seconds(figures: Array, window_s: float) -> dict[str, float]:
 
 @functools.lru_cache(maxsize=4096)
 def resource_figures(job: Job) -> Mapping[str, float]:
-    """How busy a job keeps device, memory and network, by the names in ``TARGETS``: what ``resources`` finds
-    with the usual forecast, remembered for every job. For those who place many jobs."""
+    """Forecast how busy a job keeps device, memory and network, by the names in ``TARGETS``: what
+    ``resources`` finds with the usual forecast, remembered for every job. For those who place many jobs."""
     return MappingProxyType(dict(resources(deletepop().predict(job)).figures))

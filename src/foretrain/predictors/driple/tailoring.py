@@ -50,7 +50,7 @@ def transfer(network: Network, samples: Samples, groups: Sequence[str]) -> tuple
         if network.kind == "improved" and len(samples) >= _FEWEST:
             starts.append([one.from_schedule(samples.targets) for one in members])
         left_out = [_left_out(start, samples.targets, groups) for start in starts]
-        best = int(np.argmin([_error(found, samples.targets) for found in left_out]))
+        best = int(np.argmin([_error(forecasts, samples.targets) for forecasts in left_out]))
         chosen, held_out = starts[best], left_out[best]
         gain = (
             borne_out(held_out, samples.targets)
@@ -62,8 +62,8 @@ def transfer(network: Network, samples: Samples, groups: Sequence[str]) -> tuple
 
 
 def silenced(network: Network) -> Network:
-    """What a network makes of a run, but nothing that it says of figures: for a device that it does not know,
-    on which its corrections do not hold."""
+    """Keep what a network makes of a run, but nothing that it says of figures: for a device that it does not
+    know, on which its corrections do not hold."""
     members = [copy.deepcopy(known).eval() for known in network.members]
     for member in members:
         _say(member, np.zeros((_columns_of(member), member.sizes[-1])))
@@ -72,7 +72,7 @@ def silenced(network: Network) -> Network:
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """What a member reads of runs before its last layers, and the weights of these in the units of the
+    """Holds what a member reads of runs before its last layers, and the weights of these in the units of the
     figures: first the offset, then a row for each column."""
 
     member: Member
@@ -98,7 +98,7 @@ class _Reading:
         )
 
     def from_schedule(self, targets: Array) -> _Reading:
-        """The same, but saying nothing of figures that the runs have."""
+        """Say nothing of figures that the runs have."""
         measured = np.isfinite(targets).any(axis=0)
         return _Reading(
             self.member, self.columns, np.where(measured, 0.0, self.weights), np.ones_like(self.known)
@@ -123,9 +123,9 @@ class _Reading:
         size_of = np.repeat([1.0, *sizes], [1, *(one.shape[1] for one in self.columns)])
         off = targets - self.figures(weights)
         for figure in range(targets.shape[1]):
-            there = np.isfinite(off[:, figure])
-            if there.any():
-                weights[:, figure] += _regression(columns[there], off[there, figure]) / size_of
+            measured = np.isfinite(off[:, figure])
+            if measured.any():
+                weights[:, figure] += _regression(columns[measured], off[measured, figure]) / size_of
         return weights
 
 
@@ -134,9 +134,9 @@ def _regression(columns: Array, off: Array) -> Array:
     alike, bend = columns @ columns.T, max(BEND * float(np.sqrt((off**2).mean())), 1e-9)
     count = np.ones(len(off))
     for _ in range(_REWEIGHTINGS):
-        found = np.linalg.solve(alike + _RIDGE * np.diag(1 / count), off)
-        count = np.minimum(1.0, bend / np.maximum(np.abs(off - alike @ found), 1e-12))
-    return np.asarray(columns.T @ found)
+        solution = np.linalg.solve(alike + _RIDGE * np.diag(1 / count), off)
+        count = np.minimum(1.0, bend / np.maximum(np.abs(off - alike @ solution), 1e-12))
+    return np.asarray(columns.T @ solution)
 
 
 def _left_out(members: Sequence[_Reading], targets: Array, groups: Sequence[str]) -> Array:

@@ -26,12 +26,13 @@ class TransferCheck:
         off = [np.abs(scaled(one) - scaled(measured)) for one in (before, after)]
         errors = {}
         for i, name in enumerate(TARGETS):
-            there = np.isfinite(off[0][:, i]) & np.isfinite(off[1][:, i])
-            if there.any() and np.ptp(measured[there, i]) > 0:
-                errors[name] = float(off[0][there, i].mean()), float(off[1][there, i].mean())
+            comparable = np.isfinite(off[0][:, i]) & np.isfinite(off[1][:, i])
+            if comparable.any() and np.ptp(measured[comparable, i]) > 0:
+                errors[name] = float(off[0][comparable, i].mean()), float(off[1][comparable, i].mean())
         return cls(network=network, runs=runs, errors=errors)
 
-    def told(self) -> Report:
+    def report(self) -> Report:
+        """Say what the transfer was worth."""
         rows = [(name, *errors) for name, errors in self.errors.items()]
         means = [float(np.mean([row[i] for row in rows])) if rows else None for i in (1, 2)]
         how = f"{self.network}: left out in turn, {self.runs} runs were forecast with these mean errors"

@@ -13,7 +13,7 @@ import numpy as np
 from foretrain.capture import capture_job
 from foretrain.duration import batch_loading_s, paced
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.driple.features import (
     MEANS,
@@ -28,6 +28,7 @@ from foretrain.predictors.driple.features import (
     over_host_link,
 )
 from foretrain.predictors.physics import link_bytes_per_s
+from foretrain.run import Run
 from foretrain.step.passes import host_link_bytes_per_s
 from foretrain.step.timeline import StepUse
 
@@ -50,8 +51,9 @@ _FLOORS = {"device_utilization": 0.02, "memory_utilization": 0.0, "network_rx": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """What a forecast does not tell: what a process holds beside its tensors, on a CPU and on a GPU, and what
-    goes over the link to a GPU beside batches. Figures of a GPU are those of ``data/h200_resources``."""
+    """Holds what a forecast does not tell: what a process holds beside its tensors, on a CPU and on a GPU,
+    and what goes over the link to a GPU beside batches. Figures of a GPU are those of
+    ``data/h200_resources``."""
 
     process_bytes: float = 350e6
     tensors: float = 1.3
@@ -91,11 +93,11 @@ class Whitebox:
         self.predictor, self.levels = predictor, levels or Levels()
 
     def figures(self, job: Job) -> Array:
-        """As ``TARGETS`` names them; spans as shares of the window."""
+        """Forecast the figures that ``TARGETS`` names; spans as shares of the window."""
         forecast = self.predictor.predict(job)
-        found = figures_in(self.use(forecast))
-        found[_OVER_TIME] *= self._handed_share(forecast)
-        return found
+        figures = figures_in(self.use(forecast))
+        figures[_OVER_TIME] *= self._handed_share(forecast)
+        return figures
 
     def use(self, forecast: Forecast, steps: int | None = None, samples: int | None = None) -> ResourceUse:
         """The resources over a measuring window, or over so many steps in so many samples."""
@@ -119,7 +121,8 @@ class Whitebox:
         )
 
     def _host_link(self, copied: Array, forecast: Forecast, each_s: float) -> tuple[Array, Array]:
-        """What a GPU receives from its host and sends to it: batches, and what comes with kernels."""
+        """Give the rates at which a GPU receives from its host and sends to it: batches, and what comes with
+        kernels."""
         launches = forecast.quantities.get("kernels")
         launched = 0.0 if launches is None else launches.median / each_s
         known = self.levels
@@ -139,15 +142,15 @@ class Whitebox:
         return min(1.0, (self.levels.context_bytes + fullest.median) / forecast.memory_capacity_bytes)
 
     def window_s(self, job: Job) -> Estimate:
-        """How long the measuring window is that the figures are of."""
+        """Say how long the measuring window is that the figures are of."""
         handing_s = self._handing_s(job)
         step_time = self.predictor.predict(job)["step_time_s"].mapped(lambda step_s: step_s + handing_s)
         step_time = paced(job, step_time)
         return step_time * _steps_in_window(step_time.median)
 
     def _handed_share(self, forecast: Forecast) -> float:
-        """Of the pace without it, what is left where batches are handed over: the host issues kernels later
-        now and then, in stretches that are shorter than a sample."""
+        """Give what is left of the pace where batches are handed over: the host issues kernels later now and
+        then, in stretches that are shorter than a sample."""
         step_s, loading_s = forecast["step_time_s"].median, batch_loading_s(forecast.job) or 0.0
         slowed_s = step_s + self._handing_s(forecast.job)
         return max(step_s, loading_s) / max(slowed_s, loading_s) if step_s else 1.0
@@ -206,19 +209,20 @@ def _step_use(forecast: Forecast) -> StepUse:
 
 
 def period_s(job: Job) -> float:
-    """Of the samples of a job's resources."""
+    """Give the seconds between samples of a job's resources."""
     return CPU_PERIOD_S if on_cpu(job) else GPU_PERIOD_S
 
 
 def rank_link_bytes_per_s(job: Job) -> float:
-    """What the network's figures of a rank may reach: the rate of its links, or of the link to its host."""
+    """Say what the network's figures of a rank may reach: the rate of its links, or of the link to its
+    host."""
     if over_host_link(job):
         return host_link_bytes_per_s(job.cluster)
     return link_bytes_per_s(job) if exchanges(job) else math.inf
 
 
 class Feeding(NamedTuple):
-    """How batches come: so many steps follow one another, then all wait."""
+    """Says how batches come: so many steps follow one another, then all wait."""
 
     steps: int
     copies: StepUse
@@ -226,7 +230,8 @@ class Feeding(NamedTuple):
 
 
 def loaded_bytes(job: Job) -> float:
-    """Of a rank's batch as its loader hands it on, numbers in fp32 whatever the model computes in."""
+    """Count the bytes of a rank's batch as its loader hands it on, numbers in fp32 whatever the model
+    computes in."""
     held = sum(buffer.size_bytes for buffer in capture_job(job).buffers if buffer.category == "inputs")
     halved = job.workload.training.precision in ("bf16", "fp16") and job.workload.training.sequence is None
     return float(held * (2 if halved else 1))
@@ -237,7 +242,7 @@ def _steps_in_window(step_time_s: float) -> int:
 
 
 def figures_in(use: ResourceUse) -> Array:
-    """As ``TARGETS`` names them, of resources over a window; spans as shares of it."""
+    """Compute the figures that ``TARGETS`` names, of resources over a window; spans as shares of it."""
     figures: dict[str, float] = {"memory_busy": use.memory_busy}
     for name, mean in zip(RESOURCES, MEANS, strict=True):
         values = use.values[name]
@@ -274,7 +279,8 @@ def _three(values: Array, floor: float) -> tuple[float, float, float]:
 def _with_memory(
     levels: Levels, known: Sequence[tuple[Run, Array]], allocated_bytes: Sequence[float]
 ) -> Levels:
-    """By least squares of relative errors; few sizes of jobs tell the process alone."""
+    """Learn the levels of memory by least squares of relative errors; few sizes of jobs tell the process
+    alone."""
     limits = [
         float((run.provenance.get("resources") or {}).get("memory_limit_bytes", math.nan)) for run, _ in known
     ]
@@ -298,7 +304,7 @@ def _with_memory(
 
 
 def _with_gpu(levels: Levels, known: Sequence[tuple[Run, Array, Forecast]]) -> Levels:
-    """By medians over runs of single GPUs."""
+    """Learn the levels of GPUs by medians over runs of single ones."""
     held, received, sent = (
         TARGETS.index(name)
         for name in ("memory_utilization", "network_rx_bytes_per_s", "network_tx_bytes_per_s")

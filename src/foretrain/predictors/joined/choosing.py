@@ -10,16 +10,16 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.job import Job
-from foretrain.predictors.evidence import FIELDS, SIZES, Key, shipped
 from foretrain.predictors.joined.relations import Relation
+from foretrain.predictors.likeness import FIELDS, SIZES, Key
+from foretrain.predictors.records import shipped
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-Way = Literal["best", "weighted", "near", "corrected"]
-WAYS: tuple[Way, ...] = get_args(Way)
-WORDS: Mapping[Way, str] = {
+Weighting = Literal["best", "weighted", "near", "corrected"]
+WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
+WORDS: Mapping[Weighting, str] = {
     "best": "the best one",
     "weighted": "a mean, weighted by error",
     "near": "a mean, weighted by error on near runs",
@@ -46,7 +46,8 @@ _BETTER = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Who speaks for a job: weights that add up to 1, and by how many e-folds each forecasts too much."""
+    """Says who speaks for a job: weights that add up to 1, and by how many e-folds each forecasts too
+    much."""
 
     weights: Mapping[str, float]
     shifts: Mapping[str, float]
@@ -73,92 +74,95 @@ class LeftOut:
         return len(self.keys)
 
     def where(self, relation: Relation, device: str, among: Mask) -> Mask:
-        """The left-out runs that tell of a kind of job: of its relation and device, or of its relation, as
-        there are enough."""
+        """Select the left-out runs that tell of a kind of job: of its relation and device, or of its
+        relation, as there are enough."""
         alike = np.array([one == relation for one in self.relations], dtype=bool) & among
         same = alike & np.array([one == device for one in self.devices], dtype=bool)
         return same if same.sum() >= _FEWEST_OF_KIND else alike
 
     def distances(self, key: Key) -> Array:
-        """Of a job to each run, by the weights of ``evidence``."""
+        """Give the distance of a job to each run, by the weights of ``likeness``."""
         weights = shipped().weights
         away = np.zeros(len(self))
         for name in FIELDS:
             away += weights[name] * np.array([one.fields[name] != key.fields[name] for one in self.keys])
         for name in SIZES:
             if name in key.sizes:
-                here = key.sizes[name]
+                size = key.sizes[name]
                 away += weights[name] * np.array(
-                    [abs(math.log(one.sizes[name] / here)) if name in one.sizes else 0.0 for one in self.keys]
+                    [abs(math.log(one.sizes[name] / size)) if name in one.sizes else 0.0 for one in self.keys]
                 )
         return away
 
-    def mix(self, way: Way, kind: Mask, distances: Array, available: Sequence[str]) -> Mix | None:
-        """Who speaks, of those that are available, by the left-out runs of a kind; None where none tells."""
+    def mix(self, weighting: Weighting, kind: Mask, distances: Array, available: Sequence[str]) -> Mix | None:
+        """Choose who speaks, of those that are available, by the left-out runs of a kind; None where none
+        tells."""
         columns = [self.members.index(name) for name in available]
         if not kind.any() or not columns:
             return None
         misses = self.misses[kind][:, columns]
-        told = np.isfinite(misses)
+        is_forecast = np.isfinite(misses)
         errors = errors_of(misses)
-        nearness = np.exp(-distances[kind] / _NEAR)[:, None] * told
+        nearness = np.exp(-distances[kind] / _NEAR)[:, None] * is_forecast
         parts = np.array(self.parts)[kind]
-        overall = np.array([_expected(*column, parts) for column in zip(errors.T, told.T, strict=True)])
-        overall = np.where(told.sum(axis=0) >= max(1, _least_told(kind)), overall, np.inf)
+        overall = np.array(
+            [_expected(*column, parts) for column in zip(errors.T, is_forecast.T, strict=True)]
+        )
+        overall = np.where(is_forecast.sum(axis=0) >= max(1, _least_forecast(kind)), overall, np.inf)
         if not np.isfinite(overall).any():
             return None
         shifts = np.zeros(len(columns))
-        if way in ("near", "corrected"):
-            if way == "corrected":
-                shifts = np.nansum(nearness * np.where(told, misses, 0.0), axis=0) / (
+        if weighting in ("near", "corrected"):
+            if weighting == "corrected":
+                shifts = np.nansum(nearness * np.where(is_forecast, misses, 0.0), axis=0) / (
                     nearness.sum(axis=0) + _PRIOR_SHIFT
                 )
                 errors = errors_of(misses - shifts)
-            near = (nearness * np.where(told, errors, 0.0)).sum(axis=0) + _PRIOR_ERROR * np.where(
+            near = (nearness * np.where(is_forecast, errors, 0.0)).sum(axis=0) + _PRIOR_ERROR * np.where(
                 np.isfinite(overall), overall, 0.0
             )
-            here = np.where(np.isfinite(overall), near / (nearness.sum(axis=0) + _PRIOR_ERROR), np.inf)
+            expected = np.where(np.isfinite(overall), near / (nearness.sum(axis=0) + _PRIOR_ERROR), np.inf)
         else:
-            here = overall
+            expected = overall
         weights = np.zeros(len(columns))
-        if way == "best":
-            weights[int(np.argmin(here))] = 1.0
+        if weighting == "best":
+            weights[int(np.argmin(expected))] = 1.0
         else:
-            kept = here <= _WORST * max(float(here.min()), _LEAST_ERROR)
-            weights[kept] = 1 / np.maximum(here[kept], _LEAST_ERROR) ** 2
+            kept = expected <= _WORST * max(float(expected.min()), _LEAST_ERROR)
+            weights[kept] = 1 / np.maximum(expected[kept], _LEAST_ERROR) ** 2
             weights /= weights.sum()
         return Mix(
             weights={name: float(w) for name, w in zip(available, weights, strict=True) if w > 0},
             shifts={name: float(b) for name, b in zip(available, shifts, strict=True) if b},
         )
 
-    def missed(self, way: Way) -> Array:
-        """The miss of each left-out run by weights that were found without it, its repeats and those left out
-        with it."""
-        found = np.full(len(self), np.nan)
+    def missed(self, weighting: Weighting) -> Array:
+        """Compute the miss of each left-out run by weights that were found without it, its repeats and those
+        left out with it."""
+        misses = np.full(len(self), np.nan)
         for i in range(len(self)):
-            mix = self.mix_without(way, i)
+            mix = self.mix_without(weighting, i)
             if mix is not None:
                 own = dict(zip(self.members, self.misses[i], strict=True))
-                found[i] = sum(
+                misses[i] = sum(
                     weight * (own[name] - mix.shifts.get(name, 0.0)) for name, weight in mix.weights.items()
                 )
-        return found
+        return misses
 
     def without(self, i: int) -> Mask:
-        """All but one run, its repeats and those left out with it."""
+        """Select all but one run, its repeats and those left out with it."""
         parts, steps = np.array(self.parts), np.array(self.steps)
         among: Mask = (parts != parts[i]) & (steps != steps[i])
         return among
 
-    def mix_without(self, way: Way, i: int) -> Mix | None:
-        """Who speaks for a left-out run, of those that forecast it, by the others."""
+    def mix_without(self, weighting: Weighting, i: int) -> Mix | None:
+        """Choose who speaks for a left-out run, of those that forecast it, by the others."""
         among = self.without(i)
         kind = self.where(self.relations[i], self.devices[i], among)
         kind = kind if kind.any() else among  # nobody else was left out so: what is known of other kinds
-        told = np.isfinite(self.misses[i])
-        available = [name for name, there in zip(self.members, told, strict=True) if there]
-        return self.mix(way, kind, self.distances(self.keys[i]), available)
+        is_forecast = np.isfinite(self.misses[i])
+        available = [name for name, has in zip(self.members, is_forecast, strict=True) if has]
+        return self.mix(weighting, kind, self.distances(self.keys[i]), available)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -182,14 +186,14 @@ class LeftOut:
         return cls(**columns, **numbers, keys=keys, misses=misses)
 
 
-def _least_told(kind: Mask) -> int:
-    """Left-out runs that a predictor must have forecast to be chosen: a third of the kind."""
+def _least_forecast(kind: Mask) -> int:
+    """Count the left-out runs that a predictor must have forecast to be chosen: a third of the kind."""
     return int(kind.sum()) // 3
 
 
-def _expected(errors: Array, told: Mask, parts: npt.NDArray[np.int64]) -> float:
-    """The mean error of a predictor, and more the less the parts agree; those of a part err together."""
-    errors, parts = errors[told], parts[told]
+def _expected(errors: Array, is_forecast: Mask, parts: npt.NDArray[np.int64]) -> float:
+    """Give the mean error of a predictor, and more the less the parts agree; those of a part err together."""
+    errors, parts = errors[is_forecast], parts[is_forecast]
     if not len(errors):
         return math.inf
     mean = float(errors.mean())
@@ -201,33 +205,35 @@ def _expected(errors: Array, told: Mask, parts: npt.NDArray[np.int64]) -> float:
 
 
 def errors_of(misses: Array) -> Array:
-    """Relative errors, none above what counts."""
+    """Turn misses into relative errors, none above what counts."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(np.minimum(np.abs(np.expm1(misses)), _MOST_MISS), dtype=np.float64)
 
 
-def chosen_ways(left_out: LeftOut) -> tuple[dict[Relation, Way], Array]:
-    """The way that does best in each relation, and what it misses of every left-out run, the way itself
-    chosen without the runs that were left out together and their repeats."""
-    by_way = {way: left_out.missed(way) for way in WAYS}
+def chosen_weightings(left_out: LeftOut) -> tuple[dict[Relation, Weighting], Array]:
+    """Choose the weighting that does best in each relation, and say what it misses of every left-out run, the
+    weighting itself chosen without the runs that were left out together and their repeats."""
+    by_weighting = {weighting: left_out.missed(weighting) for weighting in WEIGHTINGS}
     relations = np.array(left_out.relations)
     parts, steps = np.array(left_out.parts), np.array(left_out.steps)
-    ways: dict[Relation, Way] = {}
+    weightings: dict[Relation, Weighting] = {}
     misses = np.full(len(left_out), np.nan)
     for relation in dict.fromkeys(left_out.relations):
-        mine = relations == relation
-        ways[relation] = _best_way(by_way, mine, parts)
-        for part in np.unique(parts[mine]):
-            here = mine & (parts == part)
-            others = mine & (parts != part) & ~np.isin(steps, steps[here])
-            misses[here] = by_way[_best_way(by_way, others, parts)][here]
-    return ways, misses
+        of_relation = relations == relation
+        weightings[relation] = _best_weighting(by_weighting, of_relation, parts)
+        for part in np.unique(parts[of_relation]):
+            held_out = of_relation & (parts == part)
+            others = of_relation & (parts != part) & ~np.isin(steps, steps[held_out])
+            misses[held_out] = by_weighting[_best_weighting(by_weighting, others, parts)][held_out]
+    return weightings, misses
 
 
-def _best_way(by_way: Mapping[Way, Array], among: Mask, parts: npt.NDArray[np.int64]) -> Way:
-    """The best one alone, unless another beats it by enough of its error, and in part after part."""
-    errors = {way: errors_of(misses[among]) for way, misses in by_way.items()}
-    best = min(WAYS, key=lambda way: _mean(errors[way]))
+def _best_weighting(
+    by_weighting: Mapping[Weighting, Array], among: Mask, parts: npt.NDArray[np.int64]
+) -> Weighting:
+    """Take the best one alone, unless another beats it by enough of its error, and in part after part."""
+    errors = {weighting: errors_of(misses[among]) for weighting, misses in by_weighting.items()}
+    best = min(WEIGHTINGS, key=lambda weighting: _mean(errors[weighting]))
     enough = _mean(errors[best]) < (1 - _BETTER) * _mean(errors["best"])
     return best if enough and _steady(errors["best"] - errors[best], parts[among]) else "best"
 
@@ -243,8 +249,3 @@ def _steady(gains: Array, parts: npt.NDArray[np.int64]) -> bool:
 def _mean(values: Array) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.inf
-
-
-def key_of(job: Job) -> Key:
-    """What nearness is told by; nothing is traced for it."""
-    return Key.of(job)

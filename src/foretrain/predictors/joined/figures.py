@@ -10,10 +10,10 @@ import numpy as np
 
 from foretrain.errors import ForetrainError, first_line
 from foretrain.forecast import Forecast
-from foretrain.job import Run
 from foretrain.predictors.base import Report
 from foretrain.predictors.driple.predictor import DriplePredictor
 from foretrain.predictors.driple.transfers import TransferCheck
+from foretrain.run import Run
 
 _FEWEST = 8
 """Runs with figures from which on they are learned from: of fewer, too few can be left out to tell whether
@@ -23,7 +23,7 @@ that helps."""
 def learn_figures(
     runs: Sequence[Run], families: frozenset[str], devices: frozenset[str]
 ) -> tuple[DriplePredictor | None, Report]:
-    """Driple tailored to those of the runs that have figures of resources, and what there is to say of it;
+    """Tailor Driple to those of the runs that have figures of resources, and say what there is to say of it;
     None where they are few, or where left-out runs do not bear it out.
 
     After forgetting families or devices, what ships is not there to be tailored, and it learns anew.
@@ -54,14 +54,18 @@ def _gains(checks: Sequence[TransferCheck]) -> bool:
 
 
 def with_figures(forecast: Forecast, driple: DriplePredictor) -> Forecast:
-    """The forecast, and what it does not say of resources."""
+    """Put what a forecast does not say of resources beside it."""
     try:
-        told = driple.predict(forecast.job)
+        of_resources = driple.predict(forecast.job)
     except ForetrainError:
         return forecast
-    more = {name: one for name, one in told.quantities.items() if name not in forecast.quantities}
+    more = {
+        name: estimate
+        for name, estimate in of_resources.quantities.items()
+        if name not in forecast.quantities
+    }
     return dataclasses.replace(
         forecast,
         quantities={**forecast.quantities, **more},
-        assumptions=(*forecast.assumptions, *(f"resources: {note}" for note in told.assumptions)),
+        assumptions=(*forecast.assumptions, *(f"resources: {note}" for note in of_resources.assumptions)),
     )

@@ -9,8 +9,9 @@ from pathlib import Path
 from foretrain import predictors
 from foretrain.errors import ForetrainError, InputError, first_line, unknown
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor
+from foretrain.run import Run
 
 SHIPPED = f"{predictors.DEFAULT} as it comes"
 """The usual predictor without anything learned from the runs."""
@@ -39,9 +40,10 @@ class Members:
         asked: Sequence[Job] | None = None,
         step: Callable[[], None] = lambda: None,
     ) -> Members:
-        """Learned from runs, after forgetting families and devices that were known before. Where it is known
-        what will be ``asked``, those that know only models of their runs are left out if none of these is."""
-        found = _as_they_come(names, families, devices)
+        """Make predictors that learn from runs, after forgetting families and devices that were known before.
+        Where it is known what will be ``asked``, those that know only models of their runs are left out if
+        none of these is."""
+        by_name = _as_they_come(names, families, devices)
         refused: dict[str, str] = {}
         models = {run.job.workload.model.key for run in runs}
         for name in names:
@@ -49,21 +51,21 @@ class Members:
             in_vain = predictor.only_known_models and asked is not None
             if not in_vain or any(job.workload.model.key in models for job in asked or ()):
                 try:
-                    found[name] = predictor.fit(runs)
+                    by_name[name] = predictor.fit(runs)
                 except ForetrainError as error:
                     refused[name] = first_line(error)
             step()
-        return cls(by_name=found, refused=refused)
+        return cls(by_name=by_name, refused=refused)
 
     def forecast(self, name: str, job: Job) -> Forecast | None:
-        """None where it refuses the job."""
+        """Forecast by one of them; None where it refuses the job."""
         try:
             return self.by_name[name].predict(job)
         except ForetrainError:
             return None
 
     def save(self, folder: Path) -> list[str]:
-        """The names of those that were written, each to a folder of its own."""
+        """Write each to a folder of its own; returns the names of those that were written."""
         written = [name for name in self.by_name if name != SHIPPED]
         for name in written:
             self.by_name[name].save(folder / name)
@@ -78,13 +80,13 @@ class Members:
         families: frozenset[str],
         devices: frozenset[str],
     ) -> Members:
-        """Those that were written, of the names that were to learn."""
+        """Load those that were written, of the names that were to learn."""
         loaded = {name: predictors.class_of(name).load(folder / name) for name in written}
         return cls(by_name={**_as_they_come(names, families, devices), **loaded}, refused={})
 
 
 def everyone(names: Sequence[str]) -> tuple[str, ...]:
-    """Those that learn, and the usual one as it comes if it is among them."""
+    """List those that learn, and the usual one as it comes if it is among them."""
     return (*([SHIPPED] if predictors.DEFAULT in names else []), *names)
 
 
@@ -100,7 +102,7 @@ def _fresh(name: str, families: frozenset[str], devices: frozenset[str]) -> Pred
 
 
 def read_names(text: str, field: str) -> tuple[str, ...]:
-    """Names with commas between them, each of a predictor that can be joined."""
+    """Read names with commas between them, each of a predictor that can be joined."""
     names = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     for name in names:
         if name not in (*LEARNING, RESOURCES):

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from foretrain.architectures import family
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.seen import (
     DATA_NUMBERS,
     LINKS,
@@ -26,6 +26,7 @@ from foretrain.predictors.seen import (
     values_of,
     workload_key,
 )
+from foretrain.run import Run
 from foretrain.splits import extrapolation
 
 Relation = Literal["inside", "beyond", "new model", "new device"]
@@ -47,8 +48,8 @@ any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """The settings and numbers that some runs have."""
+class RunTraits:
+    """Holds the settings and numbers that runs have."""
 
     settings: Mapping[str, tuple[Any, ...]]
     numbers: Numbers
@@ -71,27 +72,27 @@ class Told:
         return cls(settings=settings, numbers=numbers, machines=tuple(document["machines"]))
 
     def news(self, job: Job, whose: str) -> dict[str, str]:
-        """By setting, what to say of one that they do not have; degrees between theirs are none."""
-        found = {}
+        """Name, by setting, what to say of one that they do not have; degrees between theirs are none."""
+        notes = {}
         for name, known in self.settings.items():
             value = SETTINGS[name](job)
             follows = name in _FOLLOWING and not known
             if value is not None and not follows and not _among(value, known):
                 have = f" ({', '.join(map(str, known))})" if known else ""
-                found[name] = f"{name}: {value}, which no run{whose} has{have}"
-        return found
+                notes[name] = f"{name}: {value}, which no run{whose} has{have}"
+        return notes
 
 
 def _listed(values: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    return {name: list(some) for name, some in values.items()}
+    return {name: list(own) for name, own in values.items()}
 
 
 def _tuples(values: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    return {name: tuple(some) for name, some in values.items()}
+    return {name: tuple(own) for name, own in values.items()}
 
 
 def _among(value: Any, known: Sequence[Any]) -> bool:
-    degrees = [one for one in known if isinstance(one, int) and not isinstance(one, bool)]
+    degrees = [degree for degree in known if isinstance(degree, int) and not isinstance(degree, bool)]
     if degrees and isinstance(value, int) and not isinstance(value, bool):
         return min(degrees) <= value <= max(degrees)
     return value in known
@@ -99,15 +100,15 @@ def _among(value: Any, known: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What runs have: devices, models, ways of training them, and the numbers of each."""
+    """Holds what runs have: devices, models, ways of training them, and the numbers of each."""
 
     devices: frozenset[str]
     models: frozenset[str]
     workloads: Mapping[str, Numbers]
-    everyone: Told
+    everyone: RunTraits
     """What all runs have."""
-    by_device: Mapping[str, Told]
-    by_model: Mapping[str, Told]
+    by_device: Mapping[str, RunTraits]
+    by_model: Mapping[str, RunTraits]
 
     @classmethod
     def of(cls, jobs: Sequence[Job]) -> Self:
@@ -121,10 +122,10 @@ class Known:
         return cls(
             devices=frozenset(device_of(job) for job in jobs),
             models=frozenset(job.workload.model.key for job in jobs),
-            workloads={key: Numbers.of(number_columns(mine)) for key, mine in by_workload.items()},
-            everyone=Told.of(jobs),
-            by_device={device: Told.of(mine) for device, mine in by_device.items()},
-            by_model={key: Told.of(mine) for key, mine in by_model.items()},
+            workloads={key: Numbers.of(number_columns(own)) for key, own in by_workload.items()},
+            everyone=RunTraits.of(jobs),
+            by_device={device: RunTraits.of(own) for device, own in by_device.items()},
+            by_model={key: RunTraits.of(own) for key, own in by_model.items()},
         )
 
     def news(self, job: Job) -> list[str]:
@@ -132,22 +133,22 @@ class Known:
         tells of them."""
         return list(self._around(job).news(job, "").values())
 
-    def _around(self, job: Job) -> Told:
-        """What runs on its device have, or all where there are none."""
+    def _around(self, job: Job) -> RunTraits:
+        """Say what runs on a job's device have, or all where there are none."""
         return self.by_device.get(device_of(job), self.everyone)
 
     def notes(self, job: Job) -> list[str]:
-        """What runs, those of the model where there are some, do not have of a job: settings, and numbers
+        """Say what runs, those of the model where there are some, do not have of a job: settings, and numbers
         beyond theirs."""
         around, row = self._around(job), number_row(job)
-        told = self.by_model.get(job.workload.model.key, around)
-        named = {**told.news(job, " of this model"), **around.news(job, "")}
+        of_model = self.by_model.get(job.workload.model.key, around)
+        named = {**of_model.news(job, " of this model"), **around.news(job, "")}
         where = elsewhere(job, self.everyone.machines)
-        beyond = notes_of(told.numbers, told.numbers.away(row), row)
+        beyond = notes_of(of_model.numbers, of_model.numbers.away(row), row)
         return [*named.values(), *beyond, *([] if where is None else [where])]
 
     def relation(self, job: Job) -> Relation:
-        """How a job stands to the runs; the size of the data counts for nothing, as a step does not know
+        """Say how a job stands to the runs; the size of the data counts for nothing, as a step does not know
         it."""
         if device_of(job) not in self.devices:
             return "new device"
@@ -164,23 +165,24 @@ class Known:
             "models": sorted(self.models),
             "workloads": {key: _listed(one.values) for key, one in self.workloads.items()},
             "everyone": self.everyone.to_dict(),
-            "by_device": {device: told.to_dict() for device, told in self.by_device.items()},
-            "by_model": {key: told.to_dict() for key, told in self.by_model.items()},
+            "by_device": {device: traits.to_dict() for device, traits in self.by_device.items()},
+            "by_model": {key: traits.to_dict() for key, traits in self.by_model.items()},
         }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
-        """One of an earlier version does not say what settings runs have: then none is named."""
-        silent = Told(settings={}, numbers=Numbers(values={}))
+        """Read what ``to_dict`` wrote; what an earlier version wrote does not say which settings runs have:
+        then none is named."""
+        silent = RunTraits(settings={}, numbers=Numbers(values={}))
         everyone = document.get("everyone")
         by_device, by_model = (document.get(name, {}) for name in ("by_device", "by_model"))
         return cls(
             devices=frozenset(document["devices"]),
             models=frozenset(document["models"]),
             workloads={key: Numbers(values=_tuples(values)) for key, values in document["workloads"].items()},
-            everyone=silent if everyone is None else Told.from_dict(everyone),
-            by_device={device: Told.from_dict(told) for device, told in by_device.items()},
-            by_model={key: Told.from_dict(told) for key, told in by_model.items()},
+            everyone=silent if everyone is None else RunTraits.from_dict(everyone),
+            by_device={device: RunTraits.from_dict(traits) for device, traits in by_device.items()},
+            by_model={key: RunTraits.from_dict(traits) for key, traits in by_model.items()},
         )
 
 
@@ -198,10 +200,10 @@ class Part:
 
 
 def parts(runs: Sequence[Run], folds: int) -> list[Part]:
-    """Some steps in turn, some families in turn, each device, and the largest third along each number, as far
-    as the runs have several; each leaves something to learn from, and none the very runs of another, which
-    would count for two."""
-    found = [
+    """Divide runs into parts: some steps in turn, some families in turn, each device, and the largest third
+    along each number, as far as the runs have several; each leaves something to learn from, and none the very
+    runs of another, which would count for two."""
+    all_parts = [
         *_in_turn(runs, lambda run: step_of(run.job), folds),
         *_in_turn(runs, lambda run: family(run.job.workload.model), folds),
         *_in_turn(runs, lambda run: device_of(run.job), folds),
@@ -211,12 +213,12 @@ def parts(runs: Sequence[Run], folds: int) -> list[Part]:
         assert name in NUMBERS
         column = np.nan_to_num(columns[name])
         for train, test in extrapolation(column):
-            found.append(Part(train=tuple(train.tolist()), test=tuple(test.tolist())))
-    return list(dict.fromkeys(part for part in found if part.train and part.test))
+            all_parts.append(Part(train=tuple(train.tolist()), test=tuple(test.tolist())))
+    return list(dict.fromkeys(part for part in all_parts if part.train and part.test))
 
 
 def _in_turn(runs: Sequence[Run], label: Callable[[Run], str], folds: int) -> list[Part]:
-    """Runs of one label stay together; labels are dealt out, the most frequent first."""
+    """Deal labels out, the most frequent first; runs of one label stay together."""
     by_label: dict[str, list[int]] = {}
     for i, run in enumerate(runs):
         by_label.setdefault(label(run), []).append(i)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from foretrain.forecast import Estimate
-from foretrain.job import Job, Run
-from foretrain.predictors.evidence import Key
-from foretrain.predictors.joined.choosing import Array, LeftOut, key_of
+from foretrain.job import Job
+from foretrain.predictors.joined.choosing import Array, LeftOut
 from foretrain.predictors.joined.members import Members, everyone
 from foretrain.predictors.joined.relations import Known, Part, Relation, device_of
+from foretrain.predictors.likeness import Key
 from foretrain.predictors.seen import step_of
+from foretrain.run import Run
 
 STEP = "step_time_s"
 
@@ -27,9 +28,9 @@ def try_out(
     devices: frozenset[str] = frozenset(),
     step: Callable[[], None] = lambda: None,
 ) -> tuple[LeftOut, Array]:
-    """Every predictor's forecasts of the runs of each part by the others, and whether its 80 % interval held
-    each (1 or 0, not a number where it refused; rows and columns as in ``misses``). What comes with a
-    predictor stays, but for ``families`` and ``devices``; it is there when a user asks, too."""
+    """Forecast the runs of each part by every predictor that has learned from the others, and say whether its
+    80 % interval held each (1 or 0, not a number where it refused; rows and columns as in ``misses``). What
+    comes with a predictor stays, but for ``families`` and ``devices``; it is there when a user asks, too."""
     speakers = everyone(names)
     rows: list[tuple[Key, Relation, str, int, int, list[float]]] = []
     held: list[list[float]] = []
@@ -40,12 +41,12 @@ def try_out(
         members = Members.learned(names, train, families=families, devices=devices, asked=asked, step=step)
         for i in part.test:
             job, measured_s = runs[i].job, runs[i].measured[STEP]
-            told = [_step_time(members, name, job) for name in speakers]
-            misses = [math.nan if one is None else math.log(one.median / measured_s) for one in told]
+            estimates = [_step_time(members, name, job) for name in speakers]
+            misses = [math.nan if one is None else math.log(one.median / measured_s) for one in estimates]
             held.append(
-                [math.nan if one is None else float(one.low <= measured_s <= one.high) for one in told]
+                [math.nan if one is None else float(one.low <= measured_s <= one.high) for one in estimates]
             )
-            rows.append((key_of(job), known.relation(job), device_of(job), number, i, misses))
+            rows.append((Key.of(job), known.relation(job), device_of(job), number, i, misses))
     keys, kinds, places, numbers, positions, misses_of = zip(*rows, strict=True) if rows else ((),) * 6
     first: dict[str, int] = {}
     steps = tuple(first.setdefault(step_of(runs[i].job), i) for i in positions)

@@ -68,10 +68,10 @@ class ParameterSet:
 
     def values(self, logs: Array) -> dict[str, float]:
         """The parameters themselves: what is above a peak or a rate adds to 1, as nothing beats it."""
-        found = np.exp(np.log(list(self.guesses.values())) + logs[: len(self.guesses)])
+        fitted = np.exp(np.log(list(self.guesses.values())) + logs[: len(self.guesses)])
         return {
             name: float(value) + (" above " in name)
-            for name, value in zip(self.guesses, found.tolist(), strict=True)
+            for name, value in zip(self.guesses, fitted.tolist(), strict=True)
         }
 
 
@@ -163,7 +163,7 @@ class Physics:
 
     @functools.cached_property
     def side_by_side(self) -> gpu.StackedWork:
-        """What GPUs do."""
+        """Stack the work of GPUs."""
         return gpu.StackedWork(self.device.tolist())
 
     def __getitem__(self, chosen: Any) -> Physics:
@@ -240,7 +240,7 @@ def _crowding(fitted: Mapping[str, float], terms: Physics) -> Array:
 
 
 def _slowness(logs: Array, terms: Physics) -> Array:
-    """Of the machine of each run: 1 for any other than those that are known."""
+    """Give the slowness of the machine of each run: 1 for any other than those that are known."""
     return np.asarray(np.exp(np.append(logs[len(terms.law.guesses) :], 0.0)[terms.machine]))
 
 
@@ -322,7 +322,7 @@ def fit_baseline(
     has_busy = np.zeros(len(targets), dtype=np.bool_) if busy is None or law is CPU else np.isfinite(busy)
 
     def parameters(logs: Array) -> Array:
-        """What all machines share is in the other parameters: theirs are beside the mean."""
+        """Take what all machines share out of their parameters: theirs are beside the mean."""
         values = np.clip(logs, -_FARTHEST, _FARTHEST)
         if near is None and len(measured):
             values[measured] -= values[measured].mean()
@@ -342,7 +342,8 @@ def fit_baseline(
 
 
 def _gpu_slopes(logs: Array, terms: Physics, deviation: Array, has_busy: npt.NDArray[np.bool_]) -> Array:
-    """Of the residuals of a fit to GPUs: of what is played in closed form, of the rest by small steps."""
+    """Give the slopes of the residuals of a fit to GPUs: of what is played in closed form, of the rest by
+    small steps."""
     law, played = terms.law, len(_WEIGHTS) + len(_HOST_TERMS)
     fitted = law.values(logs)
     time = _gpu_time(logs, terms, slopes=True)

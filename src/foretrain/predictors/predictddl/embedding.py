@@ -196,7 +196,7 @@ class Embedding:
         return list(self.networks) == [ANY]
 
     def save(self, path: Path) -> None:
-        """One safetensors file; the facts are JSON in its header."""
+        """Write one safetensors file; the facts are JSON in its header."""
         tensors = {
             f"{kind}/{name}": tensor
             for kind, network in self.networks.items()
@@ -213,7 +213,7 @@ class Embedding:
 
 
 def load(path: Path) -> Embedding:
-    """What ``Embedding.save`` wrote."""
+    """Read what ``Embedding.save`` wrote."""
     header, tensors = read_weights(path, "an embedding")
     if (header.get("format"), tuple(header.get("kinds", ())), tuple(header.get("shapes", ()))) != (
         FORMAT,

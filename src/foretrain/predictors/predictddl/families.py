@@ -12,7 +12,7 @@ FAMILIES = (*COMPUTING, *MOVING)
 
 
 def family_of(operator: Operator) -> str:
-    """One of ``FAMILIES``."""
+    """Name the family of an operator, one of ``FAMILIES``."""
     of = traits(operator.name)
     if of.kind == "convolution":
         return _convolution(operator)

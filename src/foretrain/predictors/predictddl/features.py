@@ -25,7 +25,7 @@ _LEAST_SIDES = {"imagenet": 112, "tiny-imagenet": 56, "cifar10": 1}
 
 
 def dataset_type(job: Job) -> str:
-    """What a predictor is trained for: text, or images of about the size of a well-known dataset's (the
+    """Name what a predictor is trained for: text, or images of about the size of a well-known dataset's (the
     number of classes changes little), or a model's own inputs."""
     training, model = job.workload.training, job.workload.model
     if training.sequence is not None:
@@ -50,7 +50,7 @@ FAMILY_COLUMNS = (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OperatorWork:
-    """What a worker does in a step: seconds at the device's peak rates, by family."""
+    """Says what a worker does in a step: seconds at the device's peak rates, by family."""
 
     arithmetic_s: Array
     """Of ``FAMILIES``."""
@@ -65,7 +65,7 @@ class OperatorWork:
 
     @property
     def columns(self) -> Array:
-        """As ``FAMILY_COLUMNS`` names them, and of GPUs ``GPU_COLUMNS``."""
+        """Compute the figures that ``FAMILY_COLUMNS`` names, and of GPUs ``GPU_COLUMNS``."""
         sums = (
             self.calls,
             self.parameters,
@@ -156,8 +156,8 @@ _MANY_WORKERS = 16
 
 
 def cluster_columns(job: Job, parameters: float) -> Array:
-    """As ``CLUSTER_COLUMNS`` names them: what PredictDDL knows of the cluster, the batch, and how they
-    meet the model's size."""
+    """Compute the figures that ``CLUSTER_COLUMNS`` names: what PredictDDL knows of the cluster, the batch,
+    and how they meet the model's size."""
     cluster, device = job.cluster, job.cluster.device
     workers, servers = cluster.world_size, float(bool(job.plan.servers))
     link = cluster.inter_node if job.over_network else cluster.intra_node

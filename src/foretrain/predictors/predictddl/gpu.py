@@ -73,7 +73,7 @@ GUESSED_HOST = np.array([40e-6, 40e-6, 20e-6, 4e-6, 40e-6, 20e-6, 60e-6, 1e-6, 1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DeviceWork:
-    """What a worker's device and host do in a step; a row for each distinct operator of a part."""
+    """Says what a worker's device and host do in a step; a row for each distinct operator of a part."""
 
     part: Places
     kind: Places
@@ -87,7 +87,7 @@ class DeviceWork:
     kernels: float
 
     def times(self, repeats: int) -> DeviceWork:
-        """With forward and backward pass so many times, and the optimizer once."""
+        """Repeat forward and backward pass so many times, and the optimizer once."""
         if repeats == 1:
             return self
         host = self.host.copy()
@@ -135,7 +135,7 @@ def _summed(graph: OpGraph, device: Device) -> DeviceWork:
 
 
 def _parts(graph: OpGraph, launches: npt.NDArray[np.bool_]) -> Places:
-    """For each call, the part that it is in: like many calls in each, the optimizer in the last."""
+    """Say, for each call, the part that it is in: like many calls in each, the optimizer in the last."""
     optimizer = graph.phase_index == PHASES.index("optimizer")
     order = np.cumsum(launches & ~optimizer)
     total = max(int(order[-1]) if len(order) else 1, 1)
@@ -180,7 +180,7 @@ def _calls(
 def _seconds_and_traits(
     operator: Operator, kind: str, device: Device, precision: str
 ) -> tuple[float, list[float]]:
-    """Of one call: by the roofline, and as ``TRAITS`` names them."""
+    """Time one call by the roofline, and compute the figures that ``TRAITS`` names."""
     form = arithmetic(operator, precision)
     computing_s = operator.flops / device.peak_flops("fp8" if form == "fp4" else form) / _COMPUTES
     moving_s = operator.bytes / device.memory_bytes_per_s / _MOVES
@@ -222,7 +222,7 @@ def _widths(operator: Operator, kind: str) -> tuple[int, int]:
 
 
 def _kind(operator: Operator) -> str:
-    """One of ``GPU_KINDS``."""
+    """Name the kind of an operator, one of ``GPU_KINDS``."""
     of = traits(operator.name)
     if of.kind == "convolution":
         return family_of(operator)
@@ -309,7 +309,7 @@ GPU_COLUMNS = (
 
 
 def gpu_columns(work: DeviceWork) -> Array:
-    """As ``GPU_COLUMNS`` names them: of what the step is made, with nothing fitted."""
+    """Compute the figures that ``GPU_COLUMNS`` names: of what the step is made, with nothing fitted."""
     device_s, host_s = float(work.seconds.sum()) + 1e-9, float((work.host @ GUESSED_HOST).sum())
     shares = np.bincount(work.kind, work.seconds, len(GPU_KINDS)) / device_s
     means = (work.seconds @ work.traits / device_s)[

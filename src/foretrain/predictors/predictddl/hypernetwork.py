@@ -158,11 +158,11 @@ def _characters(places: Tensor) -> Tensor:
 def _digits(side: int) -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    images = torch.from_numpy(found.images.astype(np.float32) / 8 - 1)[:, None].repeat(1, 3, 1, 1)
+    digits = load_digits()
+    images = torch.from_numpy(digits.images.astype(np.float32) / 8 - 1)[:, None].repeat(1, 3, 1, 1)
     if side != images.shape[-1]:
         images = F.interpolate(images, size=(side, side), mode="bilinear", align_corners=False)
-    return images, torch.from_numpy(found.target.astype(np.int64))
+    return images, torch.from_numpy(digits.target.astype(np.int64))
 
 
 def _text() -> tuple[Tensor, Tensor]:

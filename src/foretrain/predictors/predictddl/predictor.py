@@ -24,7 +24,7 @@ from foretrain.errors import InputError, UnsupportedJob, unknown
 from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
 from foretrain.graph import OpGraph
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Benefit, nothing_to_learn, option, take_runs
 from foretrain.predictors.blackbox import QUANTITIES, check_data_parallel, forecast_around, step_times, usable
 from foretrain.predictors.machines import machine_of
@@ -42,8 +42,9 @@ from foretrain.predictors.predictddl.features import (
 from foretrain.predictors.predictddl.gpu import GPU_COLUMNS
 from foretrain.predictors.predictddl.primitives import primitives
 from foretrain.predictors.predictddl.regressors import CANDIDATES, Choice, Problem, Scaled, choose
-from foretrain.predictors.predictddl.trained import Trained, settings, some
+from foretrain.predictors.predictddl.trained import Trained, settings, starting_with
 from foretrain.predictors.seen import step_of
+from foretrain.run import Run
 
 if TYPE_CHECKING:
     from foretrain.predictors.predictddl.embedding import Embedding
@@ -78,11 +79,11 @@ class GraphEmbedder:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-            found: Array = self.network([primitives(graph)], kind)[0]
-            self._known[key] = found
+            embedded: Array = self.network([primitives(graph)], kind)[0]
+            self._known[key] = embedded
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-            return found
+            return embedded
 
 
 def _form(text: str, name: str) -> Form:
@@ -101,7 +102,7 @@ def _embedding(text: str, name: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictDDLSettings:
-    """What can be chosen for ``fit``."""
+    """Says what can be chosen for ``fit``."""
 
     form: Form = option(  # noqa: RUF009
         "ratio",
@@ -116,7 +117,7 @@ class PredictDDLSettings:
 
 @final
 class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
-    """After PredictDDL (Assogba, Lima, Rafique, Kwon; CLUSTER 2023).
+    """Forecasts as PredictDDL does (Assogba, Lima, Rafique, Kwon; CLUSTER 2023).
 
     ``form = "paper"``: ``log step = regressor(embedding, cluster)``. ``form = "ratio"``: the regressor, which
     then also sees the work by families of operators, gives the logarithm of the step time over that of a
@@ -165,7 +166,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         self._trained_for(job)
 
     def design_row(self, job: Job) -> Mapping[str, float]:
-        """What the regressor of the job's dataset type sees."""
+        """Describe a job as the regressor of its dataset type sees it."""
         check_data_parallel(job, self.name)
         graph = capture_job(job)
         row, kind = self._row(job, graph, work_of(job, graph)), dataset_type(job)
@@ -193,8 +194,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         return run, work, self._row(run.job, graph, work)
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        """For each device one regressor for each dataset type, chosen by cross-validation over architectures,
-        and one for all other types, chosen by leaving out types; the embedding stays as it is.
+        """Learn for each device one regressor for each dataset type, chosen by cross-validation over
+        architectures, and one for all other types, chosen by leaving out types; the embedding stays as it is.
 
         Devices and types that were learned earlier, and of which there is no run now, stay; so does what
         answers for other types, where it learned from more runs.
@@ -223,7 +224,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         return self
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
-        """All runs are forgotten; the embedding has seen none."""
+        """Forget all runs; the embedding has seen none."""
         self.forget()
         return self
 
@@ -250,7 +251,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
     def _learn(
         self, device: str, runs: Sequence[Run], works: Sequence[OperatorWork], rows: Array
     ) -> dict[str, Trained]:
-        """What runs on one device tell, by device and dataset type."""
+        """Learn what runs on one device tell, by device and dataset type."""
         jobs = [run.job for run in runs]
         types, groups = [dataset_type(job) for job in jobs], [family(job.workload.model) for job in jobs]
         machines = sorted({machine_of(job) for job in jobs} - {""})
@@ -274,7 +275,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
     def _trained(
         self, problem: Problem, choices: Mapping[str, Choice], jobs: Sequence[Job], machines: Sequence[str]
     ) -> dict[str, Trained]:
-        """By dataset type, with the regressor that was chosen for it."""
+        """Learn for each dataset type, by the regressor that was chosen for it."""
         baselines = problem.baselines(np.ones(len(jobs), dtype=np.bool_))
         rest = problem.targets - problem.based(baselines)
         labels, learned = np.array(problem.groups), {}
@@ -327,16 +328,16 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
             tensors = load((folder / _ARRAYS).read_bytes())
         except (OSError, ValueError, SafetensorError) as error:
             raise InputError(f"{folder / _ARRAYS}: cannot be read ({error})") from error
-        made = cls(form=document["form"], embedding=folder / _EMBEDDING if document["embedding"] else None)
-        made.fresh = False
+        loaded = cls(form=document["form"], embedding=folder / _EMBEDDING if document["embedding"] else None)
+        loaded.fresh = False
         try:
-            made.learned_ = {
-                facts["type"]: Trained.read(facts, some(tensors, f"{number}/"))
+            loaded.learned_ = {
+                facts["type"]: Trained.read(facts, starting_with(tensors, f"{number}/"))
                 for number, facts in enumerate(document["types"])
             }
         except KeyError as error:
             raise InputError(f"{folder}: lacks {error.args[0]!r}; fit it again") from error
-        return made
+        return loaded
 
 
 # What is kept
@@ -372,10 +373,10 @@ _digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()
 
 def _digest(graph: OpGraph) -> str:
     """Computed once for as long as the graph is in memory."""
-    found = _digests.get(graph)
-    if found is None:
-        found = _digests[graph] = graph.digest()
-    return found
+    digest = _digests.get(graph)
+    if digest is None:
+        digest = _digests[graph] = graph.digest()
+    return digest
 
 
 def embedding_module() -> ModuleType:

@@ -82,7 +82,7 @@ def primitives(graph: OpGraph) -> Primitives:
 
 
 def kind_of(operator: Operator) -> str:
-    """One of ``KINDS``, of an operator of the forward pass."""
+    """Name the kind of an operator of the forward pass, one of ``KINDS``."""
     of, name = traits(operator.name), operator.name.removesuffix("_")
     if name in _NAMED:
         return _NAMED[name]
@@ -120,7 +120,7 @@ def _shape(ops: Sequence[Op], samples: int) -> list[float]:
 
 
 class _Units(NamedTuple):
-    """What the columns of ``SHAPES`` are divided by, so that those of usual layers are about 1."""
+    """Holds what the columns of ``SHAPES`` are divided by, so that those of usual layers are about 1."""
 
     width: float = 5
     kernel: float = 3
@@ -141,7 +141,7 @@ def shape_row(
     flops: float,
     size: float,
 ) -> list[float]:
-    """As ``SHAPES`` names it, of about unit size."""
+    """Compute the row that ``SHAPES`` names, of about unit size."""
     return [
         *(math.log1p(one) / _UNITS.width for one in (channels, channels_in, positions)),
         kernel / _UNITS.kernel,
@@ -163,7 +163,8 @@ time to move a byte."""
 
 
 def cost_targets(graph: Primitives) -> Array:
-    """As ``TARGETS`` names them: what the embedding is to know of an architecture, per sample."""
+    """Compute the figures that ``TARGETS`` names: what the embedding is to know of an architecture, per
+    sample."""
     channels, _, positions, _, parameters, flops, size = graph.shapes.T
     flops, size = np.expm1(flops * _UNITS.flops), np.expm1(size * _UNITS.bytes)
     outputs = np.expm1(channels * _UNITS.width) * np.expm1(positions * _UNITS.width)

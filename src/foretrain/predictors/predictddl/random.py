@@ -241,10 +241,12 @@ _Block = Callable[[Sketch, int, int, int, random.Random], int]
 _BLOCKS: tuple[_Block, ...] = (_plain, _residual, _bottleneck, _inverted, _dense)
 
 
-def sketch(
-    seed: int, *, side: int | None = None, widest: int = 512, deepest: int = 16, classes: int = 10
-) -> Sketch:
-    """A network of stages of like blocks, each half as large and wider than the one before."""
+_CLASSES = 10
+"""Of a classifier of images."""
+
+
+def sketch(seed: int, *, side: int | None = None, widest: int = 512, deepest: int = 16) -> Sketch:
+    """Draw a network for images: stages of like blocks, each half as large and wider than the one before."""
     draw = random.Random(seed)
     net = Sketch(side or draw.choice([32, 64, 128, 224]))
     channels = min(draw.choice([8, 16, 24, 32, 48, 64]), widest)
@@ -257,7 +259,7 @@ def sketch(
         for number in range(draw.randint(1, max(1, deepest // stages))):
             stride = 2 if number == 0 and net.layers[last].side > 2 else 1
             last = block(net, last, channels, stride, draw)
-    net.classify(net.pool(last, whole=True), classes)
+    net.classify(net.pool(last, whole=True), _CLASSES)
     return net
 
 
@@ -283,7 +285,7 @@ def _recurrent(net: Sketch, source: int, width: int, draw: random.Random) -> int
 def text_sketch(
     seed: int, *, tokens: int | None = None, widest: int = 2048, deepest: int = 16, classes: int = _VOCABULARY
 ) -> Sketch:
-    """A language model: an embedding, layers of attention and products or recurrences, and logits."""
+    """Draw a language model: an embedding, layers of attention and products or recurrences, and logits."""
     draw = random.Random(seed)
     net = Sketch(side=1, channels=1, tokens=tokens or draw.choice([64, 128, 256, 512, 1024, 2048]))
     width = min(draw.choice([64, 128, 256, 512, 768, 1024, 2048]), widest)

@@ -191,16 +191,13 @@ class SupportVectors(_Kernel):
 
 @final
 class Perceptron(Regressor):
-    """A network with one hidden layer of 32."""
+    """A network with one hidden layer of 32 and a decay of 3."""
 
     kind: ClassVar[str] = "mlp"
 
-    def __init__(self, decay: float = 3.0) -> None:
-        self.decay = decay
-
     def fit(self, rows: Array, targets: Array) -> Self:
         network = sklearn("neural_network", "predictddl").MLPRegressor(
-            hidden_layer_sizes=(32,), alpha=self.decay, solver="lbfgs", max_iter=150, random_state=0
+            hidden_layer_sizes=(32,), alpha=3.0, solver="lbfgs", max_iter=150, random_state=0
         )
         unsettled = sklearn("exceptions", "predictddl").ConvergenceWarning
         with warnings.catch_warnings():
@@ -347,7 +344,8 @@ class Problem:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Choice:
-    """What cross-validation chose for a dataset type, and how each candidate did on unseen architectures."""
+    """Says what cross-validation chose for a dataset type, and how each candidate did on unseen
+    architectures."""
 
     name: str
     errors: Mapping[str, float]

@@ -41,7 +41,7 @@ logarithms and shares)."""
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trained:
-    """What was learned for one dataset type."""
+    """Holds what was learned for one dataset type."""
 
     baseline: Array | None
     """The parameters of its law, and a value for each of ``machines``; None in the paper's form."""
@@ -80,8 +80,8 @@ class Trained:
         jobs: Sequence[Job],
         **more: Any,
     ) -> Trained:
-        """From the rows of runs, their architectures and jobs, and the logarithms that were ``left`` when
-        each was held out (not a number where none could be)."""
+        """Make it from the rows of runs, their architectures and jobs, and the logarithms that were ``left``
+        when each was held out (not a number where none could be)."""
         apart = _apart(model, rows, groups)
         usual, reach = (float(np.quantile(apart, share)) for share in (0.5, 0.95))
         is_left_out = np.isfinite(left)
@@ -155,8 +155,8 @@ class Trained:
 
     @property
     def machine_deviation(self) -> float:
-        """Of the logarithms of step times on a machine that no run was made on, around those of the mean
-        machine."""
+        """Give the deviation of the logarithms of step times on a machine that no run was made on, around
+        those of the mean machine."""
         logs = (
             np.zeros(1) if self.baseline is None else self.baseline[len(self.baseline) - len(self.machines) :]
         )
@@ -165,7 +165,7 @@ class Trained:
         return math.sqrt(square / (_GUESSED_MACHINES + known) * (1 + 1 / known))
 
     def _beyond(self, name: str, value: float) -> tuple[float, list[str]]:
-        """What a value outside of what was learned from adds to the deviation, and the words for it."""
+        """Say what a value outside of what was learned from adds to the deviation, and the words for it."""
         if name not in self.ranges:
             unlearned = (
                 0.0 if name == "cluster.inter_node" else _FIRST_FOLD_DEVIATION
@@ -193,7 +193,7 @@ class Trained:
         }
 
     def to_facts(self) -> dict[str, Any]:
-        """What is no array, as JSON."""
+        """Write what is no array, as JSON."""
         return {
             "regressor": self.model.regressor.kind, "chosen": self.chosen, "errors": dict(self.errors),
             "factors": list(self.spread),
@@ -204,10 +204,10 @@ class Trained:
 
     @classmethod
     def read(cls, facts: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Trained:
-        """From what the two above gave; a KeyError names what is missing."""
+        """Read what the two above gave; a KeyError names what is missing."""
         if facts["regressor"] not in REGRESSORS:
             raise unknown("regressor", facts["regressor"], REGRESSORS)
-        regressor = REGRESSORS[facts["regressor"]].from_arrays(some(arrays, "regressor/"))
+        regressor = REGRESSORS[facts["regressor"]].from_arrays(starting_with(arrays, "regressor/"))
         return cls(
             baseline=arrays.get("baseline"), model=Scaled(mean=arrays["mean"], deviation=arrays["deviation"],
             bounds=arrays["bounds"], regressor=regressor),
@@ -218,8 +218,8 @@ class Trained:
         )  # fmt: skip
 
 
-def some(tensors: Mapping[str, npt.NDArray[Any]], start: str) -> dict[str, npt.NDArray[Any]]:
-    """Those whose name starts so, without it."""
+def starting_with(tensors: Mapping[str, npt.NDArray[Any]], start: str) -> dict[str, npt.NDArray[Any]]:
+    """Keep the arrays whose name starts so, and take the start off."""
     return {name.removeprefix(start): array for name, array in tensors.items() if name.startswith(start)}
 
 
@@ -228,7 +228,7 @@ _DECISIVE = ("training.mode", "training.adapter")
 
 
 def settings(job: Job) -> dict[str, str]:
-    """What runs must share with a job to tell of it, beside what the columns tell; by field."""
+    """Name what runs must share with a job to tell of it, beside what the columns tell; by field."""
     training, device = job.workload.training, job.cluster.device
     of_training = {
         name: str(getattr(training, name))
@@ -244,7 +244,7 @@ def settings(job: Job) -> dict[str, str]:
 
 
 def scales(job: Job) -> dict[str, float]:
-    """What a job has more or less of than runs, by field: the law is carried on beyond them."""
+    """Name what a job has more or less of than runs, by field: the law is carried on beyond them."""
     cluster = job.cluster
     sizes: dict[str, float] = {"workers": cluster.world_size, "cluster.nodes": cluster.nodes}
     if cluster.device.is_cpu:
@@ -277,7 +277,7 @@ def _place(job: Job) -> str:
 
 
 def _noise(left: Array, hosts: npt.NDArray[np.str_]) -> dict[str, float]:
-    """How far off the forecasts of each machine's runs are, beside those of all; few runs tell little."""
+    """Say how far off the forecasts of each machine's runs are, beside those of all; few runs tell little."""
     whole = max(float(np.abs(left).mean()), 1e-9) if len(left) else 1.0
     sizes = {host: np.abs(left[hosts == host]) / whole for host in sorted(set(hosts.tolist()))}
     return {
@@ -298,14 +298,18 @@ def _nearest(
     columns; what never varied counts in units of its own, and only where it differs."""
     varies = np.isfinite(model.deviation)
     units = np.where(varies, model.deviation, _COLUMN_UNIT)
-    here, there = ((figures - model.mean) / units for figures in (rows, others))
-    squares = (here**2).sum(axis=1)[:, None] + (there**2).sum(axis=1)[None] - 2 * here @ there.T
+    scaled_rows, scaled_others = ((figures - model.mean) / units for figures in (rows, others))
+    squares = (
+        (scaled_rows**2).sum(axis=1)[:, None]
+        + (scaled_others**2).sum(axis=1)[None]
+        - 2 * scaled_rows @ scaled_others.T
+    )
     return np.asarray(np.sqrt(np.maximum(squares.min(axis=1), 0.0) / max(int(varies.sum()), 1)))
 
 
 def _apart(model: Scaled, rows: Array, groups: npt.NDArray[np.str_]) -> Array:
-    """How far each run lies from those of other architectures; of one architecture, from its first run, and
-    at least 1."""
+    """Say how far each run lies from those of other architectures; of one architecture, from its first run,
+    and at least 1."""
     if len(set(groups.tolist())) < 2:
         return np.maximum(_nearest(model, rows, rows[:1]), 1.0)
     apart = np.empty(len(rows))
@@ -315,5 +319,6 @@ def _apart(model: Scaled, rows: Array, groups: npt.NDArray[np.str_]) -> Array:
 
 
 def _widening(distance: Array, usual: float) -> Array:
-    """How many times as far off a forecast is at a distance: about its square root, from the usual one on."""
+    """Say how many times as far off a forecast is at a distance: about its square root, from the usual one
+    on."""
     return np.sqrt(np.clip(distance / max(usual, 1e-9), 1.0, _WIDEST**2))

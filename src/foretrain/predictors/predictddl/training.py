@@ -38,7 +38,7 @@ _HELD_OUT = 10
 
 
 class Objective(ABC):
-    """What a network is trained for: a decoder of its own, the loss of a step, and how well it does."""
+    """Says what a network is trained for: a decoder of its own, the loss of a step, and how well it does."""
 
     name: ClassVar[str]
     rate: float = 3e-3
@@ -51,7 +51,7 @@ class Objective(ABC):
 
     @abstractmethod
     def judged(self, network: HyperNetwork) -> dict[str, float]:
-        """How well it does on what was left out of training, by name."""
+        """Say how well it does on what was left out of training, by name."""
 
 
 def train(
@@ -91,7 +91,7 @@ def train(
 
 
 def _share(step: int, steps: int) -> float:
-    """Of the highest rate: rising, then falling as a cosine."""
+    """Give the share of the highest rate: rising, then falling as a cosine."""
     warm = max(1, int(_WARM_UP * steps))
     if step < warm:
         return (step + 1) / warm
@@ -187,14 +187,14 @@ class Costs(_Regression):
     name: ClassVar[str] = "costs"
 
     def targets(self, graph: Primitives) -> Any:
-        found = cost_targets(graph)
-        assert len(found) == len(TARGETS)
-        return found
+        targets = cost_targets(graph)
+        assert len(targets) == len(TARGETS)
+        return targets
 
 
 @final
 class OperatorHistogram(_Regression):
-    """How many operators of each kind there are, and of which sizes."""
+    """Predicts how many operators of each kind there are, and of which sizes."""
 
     name: ClassVar[str] = "histogram"
 
@@ -220,12 +220,12 @@ class WhiteBox(_OverGraphs):
         times = [roofline_s(graph, math.exp(balance), math.exp(call), np.exp(rates)) for graph in graphs]
         wanted = torch.tensor(np.log(times), dtype=torch.float32)
         hardware = torch.tensor([[balance - 3.5, (call - 8) / 2, *rates]]).expand(len(graphs), -1)
-        found = self.decoder(torch.cat([network(batch), hardware], dim=1))[:, 0]
-        return found * 3 + 16, wanted
+        log_times = self.decoder(torch.cat([network(batch), hardware], dim=1))[:, 0]
+        return log_times * 3 + 16, wanted
 
     def loss(self, network: HyperNetwork, draw: random.Random) -> Tensor:
-        found, wanted = self._times(network, *draw.choice(self.batches), draw)
-        return F.smooth_l1_loss(found, wanted)
+        forecast, wanted = self._times(network, *draw.choice(self.batches), draw)
+        return F.smooth_l1_loss(forecast, wanted)
 
     def judged(self, network: HyperNetwork) -> dict[str, float]:
         draw = random.Random(0)
@@ -261,11 +261,11 @@ class Contrastive(_OverGraphs):
         return F.cross_entropy(self._alike(network, batch), torch.arange(batch.count))
 
     def judged(self, network: HyperNetwork) -> dict[str, float]:
-        found = [
+        found_again = [
             (self._alike(network, batch).argmax(dim=1) == torch.arange(batch.count)).float()
             for _, batch in self.held_out
         ]
-        return {"held_out_found_again": float(torch.cat(found).mean())}
+        return {"held_out_found_again": float(torch.cat(found_again).mean())}
 
 
 OVER_GRAPHS: dict[str, type[_OverGraphs]] = {

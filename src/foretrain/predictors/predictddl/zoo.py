@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from foretrain.capture import capture_job
 from foretrain.errors import ForetrainError
-from foretrain.job import Run
 from foretrain.predictors.predictddl.primitives import Primitives, primitives
 from foretrain.predictors.predictddl.random import sketch, text_sketch
+from foretrain.run import Run
 
 _SIDES = {"cifar10": (32,), "tiny-imagenet": (64,), "imagenet": (128, 192, 224, 288)}
 _DEEPEST = 32
@@ -19,7 +19,7 @@ MOST_NODES = 400
 
 
 def sketched(kind: str, count: int, deepest: int | None = None) -> list[Primitives]:
-    """So many sketches for a dataset type; for any other name of all types in turn."""
+    """Draw so many sketches for a dataset type; for any other name of all types in turn."""
     return [_sketch(kind, seed, deepest or _DEEPEST) for seed in range(count)]
 
 

@@ -92,7 +92,7 @@ _BETWEEN = "cluster.inter_node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """What the runs have been seen with, and whether their graphs are known."""
+    """Holds what the runs have been seen with, and whether their graphs are known."""
 
     seen: Seen
     graphs: bool

@@ -16,14 +16,16 @@ from foretrain import predictors
 from foretrain.duration import START, STEPS, DurationPart, of_steps, paced, start_up
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Predictor, Progress, Report, Table, take_runs, unfitted
 from foretrain.predictors.blackbox import QUANTITIES, forecast_around, size_of
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, ScaleTable, has_graphs
 from foretrain.predictors.ray_models.scaling import MOST_START, Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
-from foretrain.predictors.seen import LINKS, Reach, elsewhere, notes_of, number_row
+from foretrain.predictors.reach import Reach
+from foretrain.predictors.seen import LINKS, elsewhere, notes_of, number_row
+from foretrain.run import Run
 from foretrain.units import counted, format_count
 
 Kind = Literal["step", "epoch", "training"]
@@ -38,8 +40,8 @@ _MOST_CHECKED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledWorkload:
-    """What was learned of one model: of its steps, and of its epochs (or whole trainings) where runs have
-    them."""
+    """Holds what was learned of one model: of its steps, and of its epochs (or whole trainings) where runs
+    have them."""
 
     label: str
     encoding: Encoding
@@ -48,7 +50,7 @@ class ScaledWorkload:
 
     @property
     def whole(self) -> Kind | None:
-        """What is more than one step, of which runs have times."""
+        """Name what is more than one step, of which runs have times."""
         return next((kind for kind in _WHOLES if kind in self.models), None)
 
 
@@ -127,7 +129,7 @@ class RayModelsPredictor(Predictor):
         return forecast if known.whole is None else asked.with_whole(known.whole, forecast)
 
     def design_row(self, job: Job) -> Mapping[str, float]:
-        """Of one model alone: its numbers as logarithms, and a 1 for each setting."""
+        """Describe a job of one model alone: its numbers as logarithms, and a 1 for each setting."""
         _check(job)
         encoding = Encoding.of([job], graphs=self.physics is not None and has_graphs([job]))
         table = encoding.table([job], [float(job.workload.training.steps_per_epoch or 1)])
@@ -140,7 +142,8 @@ class RayModelsPredictor(Predictor):
     def checks(
         self, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> dict[str, list[Check]]:
-        """By model, how well its other runs forecast each, with the choice of recipes made without it."""
+        """Check, by model, how well its other runs forecast each, with the choice of recipes made without
+        it."""
         checks_of: dict[str, list[Check]] = {}
         for workload in self.workloads_.values():
             for kind, model in workload.models.items():
@@ -149,7 +152,7 @@ class RayModelsPredictor(Predictor):
         return {label: rows for label, rows in checks_of.items() if rows}
 
     def report(self, progress: Progress = lambda done, total: None) -> Report:
-        """Which recipes won, and how well they do on runs that neither taught nor chose them."""
+        """Say which recipes won, and how well they do on runs that neither taught nor chose them."""
         lines: list[str | Table] = [
             f"{workload.label}, {kind}, {where} the runs: "
             f"{' + '.join(recipe.label for recipe in choice.recipes)}"
@@ -175,7 +178,7 @@ class RayModelsPredictor(Predictor):
         return self
 
     def _learn(self, runs: Sequence[Run], of: int) -> ScaledWorkload:
-        """One of so many models."""
+        """Learn one of so many models."""
         encoding, tables = self.tables(runs)
         before, models = len(self.workloads_) * len(tables), {}
         for number, (kind, (table, times_s)) in enumerate(tables.items(), start=before):
@@ -198,7 +201,7 @@ class RayModelsPredictor(Predictor):
         forecasts_s = self._forecasts_s(jobs) if graphs else None
         tables: dict[Kind, tuple[ScaleTable, Array]] = {}
         rows_of = {
-            kind: [(i, *found) for i, run in enumerate(runs) if (found := _measured(run, kind))]
+            kind: [(i, *measured) for i, run in enumerate(runs) if (measured := _measured(run, kind))]
             for kind in get_args(Kind)
         }
         for kind in ("step", max(_WHOLES, key=lambda whole: len(rows_of[whole]))):
@@ -215,7 +218,7 @@ class RayModelsPredictor(Predictor):
         return encoding, tables
 
     def _forecasts_s(self, jobs: Sequence[Job]) -> list[float] | None:
-        """What the physics says of a step of each job; None where it cannot say it of all, and the regression
+        """Forecast a step of each job by the physics; None where it cannot say it of all, and the regression
         goes on without."""
         try:
             return [self._forecast_s(job) for job in jobs]
@@ -251,17 +254,17 @@ class RayModelsPredictor(Predictor):
             raise InputError(f"{folder}: does not say what its runs have; fit it again")
         if any("whole" in kept["models"] for kept in document["workloads"].values()):
             raise InputError(f"{folder}: does not tell epochs from whole trainings; fit it again")
-        made = cls(physics=document["physics"])
+        loaded = cls(physics=document["physics"])
         if document.get("own_physics", False):
-            made._physics, made._own_physics = predictors.get(folder / _PHYSICS), True
-        made.workloads_ = {
+            loaded._physics, loaded._own_physics = predictors.get(folder / _PHYSICS), True
+        loaded.workloads_ = {
             key: ScaledWorkload(
                 label=kept["label"], physics=kept["physics"], encoding=Encoding.from_dict(kept["encoding"]),
                 models={kind: ScaleModel.from_dict(model) for kind, model in kept["models"].items()},
             )
             for key, kept in document["workloads"].items()
         }  # fmt: skip
-        return made
+        return loaded
 
 
 def _check(job: Job) -> None:
@@ -298,7 +301,8 @@ def _measured(run: Run, kind: Kind) -> tuple[float, float] | None:
 
 
 def _beside_s(job: Job, total_s: float) -> float:
-    """What of a measured training went to neither start-up nor steps: evaluation, checkpoints, waiting."""
+    """Time what of a measured training went to neither start-up nor steps: evaluation, checkpoints,
+    waiting."""
     size = size_of(job)
     left_s = total_s - min(start_up(job, size).time_s.median, MOST_START * total_s)
 
@@ -361,8 +365,8 @@ class _AskedJob:
         return dataclasses.replace(forecast, quantities=quantities, duration=whole)
 
     def _steps(self, kind: Kind) -> tuple[float, float, Factors, DurationPart | None]:
-        """As many steps as runs of a kind have times of, their seconds and interval, and the start-up that
-        the times of trainings hold beside them."""
+        """Count the steps that runs of a kind have times of, with their seconds and interval, and the
+        start-up that the times of trainings hold beside them."""
         training = self.job.workload.training
         counts = [training.steps_per_epoch, training.total_steps]
         steps = float(next((count for count in (counts if kind == "epoch" else counts[::-1]) if count), 1))
@@ -393,7 +397,7 @@ class _AskedJob:
         return notes if where is None else [*notes, where]
 
     def _link_note(self, known: Sequence[float], rate: float) -> str:
-        """Of a rate between nodes outside of those that are known, over the typical one."""
+        """Note a rate between nodes outside of those that are known, over the typical one."""
         typical = self.known.encoding.typical_link
         assert typical is not None
         ends = dict.fromkeys((known[0] * typical, known[-1] * typical))

@@ -26,7 +26,8 @@ from foretrain.predictors.ray_models.search import (
     search,
 )
 from foretrain.predictors.ray_models.techniques import MEANS, Recipe, learn, means_of, single_threaded
-from foretrain.predictors.seen import Along, Away, LeftOutAlong, Numbers, Reach, aways, inner_parts, row_of
+from foretrain.predictors.reach import Along, LeftOutAlong, Reach, aways, inner_parts
+from foretrain.predictors.seen import Away, Numbers, row_of
 from foretrain.splits import Part, extrapolation, interpolation
 
 _MOST_RECIPES = 5
@@ -147,7 +148,7 @@ class ScaleModel:
         return np.array([bool(self.numbers.away(row_of(table.scales, i)).beyond) for i in range(len(table))])
 
     def away(self, table: ScaleTable) -> Away:
-        """How far the one row of a table is from the runs."""
+        """Say how far the one row of a table is from the runs."""
         return self.numbers.away(row_of(table.scales, 0))
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,14 +166,14 @@ class ScaleModel:
 
 
 def _scaled(table: ScaleTable, steps: float) -> ScaleTable:
-    """The same with so many steps."""
+    """Scale a table to so many steps."""
     forecast_s = None if table.forecast_s is None else table.forecast_s * (steps / table.steps)
     return dataclasses.replace(table, steps=np.full(len(table), steps), forecast_s=forecast_s)
 
 
 def _few(table: ScaleTable, times_s: Array) -> Blend:
-    """What is averaged where nothing can be chosen. The interval around repeats of one configuration is that
-    of repeats that are left out."""
+    """Choose what is averaged where nothing can be chosen. The interval around repeats of one configuration
+    is that of repeats that are left out."""
     forecast = table.forecast_s is not None
     recipes = tuple(recipe for recipe in FEW if recipe.mean != "forecast" or forecast)
     blend = Blend(recipes=recipes, weights=(1 / len(recipes),) * len(recipes), spread=UNSURE)
@@ -200,13 +201,13 @@ def _choose(
     return Blend(recipes=chosen, weights=tuple(weights.tolist()), spread=spread_of_misses(blend)), blend
 
 
-def _merit(recipe: Recipe, here: float, there: float) -> float:
+def _merit(recipe: Recipe, own_side: float, other_side: float) -> float:
     steady = recipe.mean != "none" or recipe.technique == "gaussian process"
-    return ((1 - _OTHER_SIDE) * here + _OTHER_SIDE * there) * (1.0 if steady else _UNSTEADY)
+    return ((1 - _OTHER_SIDE) * own_side + _OTHER_SIDE * other_side) * (1.0 if steady else _UNSTEADY)
 
 
 def spread_of_misses(misses: Array) -> Factors:
-    """Around a forecast, from logarithms of forecasts over measured times.
+    """Compute intervals around a forecast from logarithms of forecasts over measured times.
 
     By ranks where there are many, by Student's t where there are few.
     """
@@ -224,7 +225,7 @@ def spread_of_misses(misses: Array) -> Factors:
 
 
 def _missed(blend: Blend, table: ScaleTable, times_s: Array, part: Part) -> Array:
-    """What the average of a blend misses in a part of the runs, learned from the others."""
+    """Say what the average of a blend misses in a part of the runs, learned from the others."""
     wanted = [mean for mean in MEANS if any(recipe.mean == mean for recipe in blend.recipes)]
     misses = misses_of(blend.recipes, wanted, table, times_s, part)
     return np.asarray(np.average(misses, axis=0, weights=blend.weights), dtype=np.float64)
@@ -233,8 +234,8 @@ def _missed(blend: Blend, table: ScaleTable, times_s: Array, part: Part) -> Arra
 def _left_out(
     table: ScaleTable, parts: Sequence[Along], misses: Array, spread: Factors
 ) -> list[LeftOutAlong]:
-    """With their distances; the misses, logarithms of forecasts over measured times, are of the parts in
-    turn."""
+    """Put left-out runs beside their distances; the misses, logarithms of forecasts over measured times, are
+    of the parts in turn."""
     places = [(along, away) for along, part in parts for away in aways(table.scales, part)]
     return [
         LeftOutAlong.of(along, away, -float(miss), spread)
@@ -262,7 +263,8 @@ def check(
     budget: Budget,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Check]:
-    """In numbers of three values or more: inner ones from the others, the largest third from those below."""
+    """Check a blend in numbers of three values or more: inner ones from the others, the largest third from
+    those below."""
     dimensions = [name for name in NUMBERS if name != "traffic" and len(np.unique(table.number(name))) > 2]
     splits = [
         (name, kind, part)

@@ -28,7 +28,7 @@ from foretrain.predictors.ray_models.techniques import (
     means_of,
     single_threaded,
 )
-from foretrain.predictors.seen import Along, beyond_parts
+from foretrain.predictors.reach import Along, beyond_parts
 from foretrain.progress import tell
 from foretrain.splits import Part
 from foretrain.units import parse_seconds
@@ -88,7 +88,7 @@ class Trial:
 
     @property
     def beyond_error(self) -> float:
-        """Where nothing can be left out beyond, the error inside."""
+        """Give the error beyond; where nothing can be left out beyond, the error inside."""
         return _error(self.beyond) if len(self.beyond) else self.inside_error
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,8 +102,8 @@ class Trial:
 
 
 def _error(misses: Array) -> float:
-    found = float(np.abs(np.expm1(np.clip(misses, -20, 20))).mean()) if len(misses) else math.inf
-    return found if math.isfinite(found) else math.inf
+    error = float(np.abs(np.expm1(np.clip(misses, -20, 20))).mean()) if len(misses) else math.inf
+    return error if math.isfinite(error) else math.inf
 
 
 # Trying recipes
@@ -111,7 +111,7 @@ def _error(misses: Array) -> float:
 
 @single_threaded()
 def try_recipes(shared: tuple[ScaleTable, Array], recipes: Sequence[Recipe]) -> list[Trial]:
-    """Each recipe on the same parts of the runs; what recipes have in common is learned once per part."""
+    """Try each recipe on the same parts of the runs; what recipes have in common is learned once per part."""
     table, times_s = shared
     able = [recipe for recipe in recipes if recipe.mean != "forecast" or table.forecast_s is not None]
     if not able:
@@ -153,12 +153,12 @@ def in_turn(labels: Indices) -> list[Part]:
     """A fifth of the labels after the other."""
     order = np.random.default_rng(0).permutation(int(labels.max()) + 1)
     parts = order[labels] % min(_PARTS, len(order))
-    found = [(np.flatnonzero(parts != part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
-    return [part for part in found if len(part[0]) >= _FEWEST]
+    splits = [(np.flatnonzero(parts != part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
+    return [part for part in splits if len(part[0]) >= _FEWEST]
 
 
 def parts_beyond(table: ScaleTable) -> list[Along]:
-    """For each dimension with three values or more, the largest third of them."""
+    """Leave out, for each dimension with three values or more, the largest third of them."""
     return [(name, part) for name, part in beyond_parts(table.scales) if len(part[0]) >= _FEWEST]
 
 
@@ -167,8 +167,8 @@ def parts_beyond(table: ScaleTable) -> list[Along]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How long to search, and where: the recipes to begin with, how many beyond them, seconds, processes, a
-    Ray cluster, and a file to resume from."""
+    """Says how long to search, and where: the recipes to begin with, how many beyond them, seconds,
+    processes, a Ray cluster, and a file to resume from."""
 
     starters: tuple[Recipe, ...] = STARTERS
     trials: int = option(0, "Recipes to try beyond the usual ones.", least=0)
@@ -210,7 +210,8 @@ def search(
 
 
 def _dealt(recipes: Sequence[Recipe]) -> list[list[Recipe]]:
-    """One by one, but for those that share a mean that is learned; several hands work at the same time."""
+    """Deal recipes out one by one, but for those that share a mean that is learned; several hands work at the
+    same time."""
     by_mean = {mean: [recipe for recipe in recipes if recipe.mean == mean] for mean in MEANS}
     return [
         batch
@@ -227,7 +228,7 @@ def _proposed(
     budget: Budget,
     progress: Callable[[int, int], None],
 ) -> list[Trial]:
-    """What the sampler proposes, until trials or time are spent, after what a study has from before.
+    """Try what the sampler proposes, until trials or time are spent, after what a study has from before.
 
     A batch is told as a whole, and the sampler begins anew with the number of trials before it: what it
     proposes follows from them alone, whether there was an interruption or not.
@@ -239,17 +240,17 @@ def _proposed(
         study.sampler = _sampler(len(trials))
         asked = [study.ask() for _ in range(min(BATCH, budget.trials - len(trials)))]
         recipes = [propose(one, means) for one in asked]
-        found = [trial for (trial,) in crew.run([[recipe] for recipe in recipes])]
-        for one, trial in zip(asked, found, strict=True):
+        tried = [trial for (trial,) in crew.run([[recipe] for recipe in recipes])]
+        for one, trial in zip(asked, tried, strict=True):
             one.set_user_attr(_TRIAL, trial.to_dict())
             study.tell(one, min(trial.inside_error, _HOPELESS) + min(trial.beyond_error, _HOPELESS))
-        trials += found
+        trials += tried
         progress(len(trials), budget.trials)
     return trials
 
 
 def _finished(study: optuna.Study) -> list[Trial]:
-    """What an interrupted search has tried; what it was about to try counts for nothing."""
+    """Read what an interrupted search has tried; what it was about to try counts for nothing."""
     from optuna.trial import TrialState
 
     for one in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):

@@ -32,7 +32,7 @@ _FOLDS, _MOST_TERMS, _SELECTING_PENALTY = 5, 8, 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How times are told from columns.
+    """Says how times are told from columns.
 
     The technique learns the logarithm of the time over the mean: nothing (a constant per step), the scaling
     law, a sum of non-negative terms, or our own forecast of the job, which makes it physics-informed.
@@ -77,7 +77,8 @@ def technique(name: str) -> Callable[[Technique], Technique]:
 
 
 class _Limit:
-    """How many are inside, of all threads of this process, and what the first of them limited."""
+    """Counts how many are inside, of all threads of this process, and holds what the first of them
+    limited."""
 
     lock, inside = threading.Lock(), 0
     limits: Any = None

@@ -47,7 +47,7 @@ WORDS: Mapping[Trust, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What the trust in a correction depends on."""
+    """Says what the trust in a correction depends on."""
 
     device: str
     """Of CPU workers with the machine whose cores they have, where it is told."""
@@ -72,9 +72,9 @@ class Place:
         """Whether its devices are those; one that tells no machine may be any."""
         if self.device == device:
             return True
-        mine, _, machine = self.device.partition(_MACHINE)
+        kind, _, machine = self.device.partition(_MACHINE)
         other, _, known = device.partition(_MACHINE)
-        return mine == other and not (machine and known)
+        return kind == other and not (machine and known)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,22 +85,22 @@ class Region:
 
     @classmethod
     def around(cls, places: Sequence[Place]) -> Self:
-        found: dict[tuple[str, str, str], int] = {}
+        largest: dict[tuple[str, str, str], int] = {}
         for place in places:
             key = place.mode, place.device, place.framework
-            found[key] = max(found.get(key, 0), place.devices)
-        return cls(found)
+            largest[key] = max(largest.get(key, 0), place.devices)
+        return cls(largest)
 
     def trust(self, place: Place) -> Trust:
-        """How near a job lies; within its own mode, as networks of a mode without runs are not asked."""
-        mine = {key[1:]: most for key, most in self.largest.items() if key[0] == place.mode}
-        here = {key: most for key, most in mine.items() if place.is_on(key[0])}
-        known = [most for (_, framework), most in here.items() if framework == place.framework]
+        """Say how near a job lies; within its own mode, as networks of a mode without runs are not asked."""
+        of_mode = {key[1:]: most for key, most in self.largest.items() if key[0] == place.mode}
+        on_device = {key: most for key, most in of_mode.items() if place.is_on(key[0])}
+        known = [most for (_, framework), most in on_device.items() if framework == place.framework]
         if known:
             return "seen" if place.devices <= max(known) else "larger"
-        if here:
+        if on_device:
             return "device"
-        return "framework" if any(framework == place.framework for _, framework in mine) else "neither"
+        return "framework" if any(framework == place.framework for _, framework in of_mode) else "neither"
 
     @property
     def modes(self) -> frozenset[str]:
@@ -132,13 +132,13 @@ class Correction:
         return gate * float(self.raw([graph])[0]) if gate else 0.0
 
     def raw(self, graphs: Sequence[LayerGraph]) -> Array:
-        """Of each graph, the mean of the networks' answers."""
+        """Give, of each graph, the mean of the networks' answers."""
         mixings = [mixed(graph) for graph in graphs]
-        found = [
+        answers = [
             [apply(member, graph, mixing) for member in self.members]
             for graph, mixing in zip(graphs, mixings, strict=True)
         ]
-        return np.asarray(np.mean(found, axis=1), dtype=np.float64)
+        return np.asarray(np.mean(answers, axis=1), dtype=np.float64)
 
 
 Mixing = tuple[Array, Array]
@@ -156,13 +156,13 @@ def mixed(graph: LayerGraph) -> Mixing:
 
 
 def apply(weights: Weights, graph: LayerGraph, mixing: Mixing) -> float:
-    """What one network answers: the same as ``CorrectionMember`` in ``network.py``, without torch."""
+    """Answer as one network does: as ``CorrectionMember`` in ``network.py``, without torch."""
     into, out = mixing
 
     def linear(name: str, values: Array) -> Array:
-        found = values @ weights[f"{name}.weight"].T
+        product = values @ weights[f"{name}.weight"].T
         bias = weights.get(f"{name}.bias")
-        return found if bias is None else found + bias
+        return product if bias is None else product + bias
 
     hidden = np.maximum(linear("enter", (graph.nodes - weights["node_mean"]) / weights["node_scale"]), 0.0)
     layer = 0
@@ -195,7 +195,7 @@ def intervals(ratios: Array, weights: Array | None = None) -> Factors:
 
 
 def read_correction(path: Path) -> Correction:
-    """What ``network.save`` wrote."""
+    """Read what ``network.save`` wrote."""
     from safetensors import SafetensorError, safe_open
 
     try:

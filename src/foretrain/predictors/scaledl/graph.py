@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -87,14 +88,14 @@ class LayerGraph:
 def layer_graph(step: Step) -> LayerGraph:
     """Operator costs summed up by layer and phase, collectives by their team, and the flow of data."""
     layout = step.layout
-    found = _Nodes()
+    nodes = _Nodes()
     stages = _stage_kinds(layout)
     passes = passes_by_kind(layout)
     depth = _depth(layout.graph, max(8, NODES_AT_MOST // len(stages)))
     for number, (stage, alike) in enumerate(stages):
-        _add_stage(found, step, stage, alike, passes, depth, number)
-    _add_messages(found, step, [stage.index for stage, _ in stages])
-    return found.graph(step, next(i for i, (_, alike) in enumerate(stages) if step.busiest in alike))
+        _add_stage(nodes, step, stage, alike, passes, depth, number)
+    _add_messages(nodes, step, [stage.index for stage, _ in stages])
+    return nodes.graph(step, next(i for i, (_, alike) in enumerate(stages) if step.busiest in alike))
 
 
 def _stage_kinds(layout: Layout) -> list[tuple[Stage, list[int]]]:
@@ -171,7 +172,7 @@ _PHASE, _TEAM = 10, 10 + len(PHASES)
 
 
 def _add_stage(
-    found: _Nodes,
+    nodes: _Nodes,
     step: Step,
     stage: Stage,
     alike: Sequence[int],
@@ -179,30 +180,17 @@ def _add_stage(
     depth: int,
     key: int,
 ) -> None:
-    """The layers of a kind of stage by phase, the collectives of its teams, and what its replicas
+    """Add the layers of a kind of stage by phase, the collectives of its teams, and what its replicas
     exchange."""
     layout = step.layout.at(stage)
     work, place = step.works[alike[0]], stage.index
-    times = layout.job.accumulation // stage.copies
-    counts: dict[tuple[int, int, bool], int] = {}
-    for block in stage.blocks:
-        kind = kind_of(step.layout, stage, block)
-        counts[kind] = counts.get(kind, 0) + 1
-    parts = [
-        (number, one, float(times * count))
-        for kind, count in counts.items()
-        for number, one in enumerate(passes[kind])
-        if len(one.op) or one.beside_s
-    ]
-    update = optimizer_pass(layout, stage)
-    if layout.job.trains and (len(update.op) or update.beside_s):
-        parts.append((2, update, 1.0))
+    parts = _parts_of_stage(step, stage, passes)
     groups, names = _groups(layout.graph, depth)
-    ops = np.concatenate([one.op for _, one, _ in parts]) if parts else np.zeros(0, np.int64)
-    phase = np.concatenate([np.full(len(one.op), number) for number, one, _ in parts])
-    weight = np.concatenate([np.full(len(one.op), factor) for _, one, factor in parts])
-    busy = np.concatenate([one.busy_s for _, one, _ in parts])
-    host = np.concatenate([one.host_s for _, one, _ in parts])
+    ops = np.concatenate([calls.op for _, calls, _ in parts]) if parts else np.zeros(0, np.int64)
+    phase = np.concatenate([np.full(len(calls.op), number) for number, calls, _ in parts])
+    weight = np.concatenate([np.full(len(calls.op), factor) for _, calls, factor in parts])
+    busy = np.concatenate([calls.busy_s for _, calls, _ in parts])
+    host = np.concatenate([calls.host_s for _, calls, _ in parts])
     moving, calls, graph = layout.calls.communicates, layout.calls, layout.graph
     label = phase * (len(names) + len(TEAMS)) + np.where(
         moving[ops], len(names) + _teams(graph)[ops], groups[ops]
@@ -227,22 +215,43 @@ def _add_stage(
         rows[:, _OUTSIDE] = by_node(calls.outside[ops].astype(np.float64)) > 0
     which = used // (len(names) + len(TEAMS))
     rows[np.arange(len(used)), _PHASE + which] = 1.0
-    for number, one, factor in parts:
-        if one.beside_s and (which == number).any():
-            rows[np.flatnonzero(which == number)[-1], _DEVICE] += one.beside_s * factor
-    first = found.add(rows, key)
-    _add_flow(found, graph, ops, label, used, phase, first)
+    for number, own_pass, factor in parts:
+        if own_pass.beside_s and (which == number).any():
+            rows[np.flatnonzero(which == number)[-1], _DEVICE] += own_pass.beside_s * factor
+    first = nodes.add(rows, key)
+    _add_flow(nodes, graph, ops, label, used, phase, first)
     order = {number: first + np.flatnonzero(which == number) for number in range(3)}
     for number, name in enumerate(PHASES[:2]):
         if len(order[number]):
             chosen = phase == number
             begin, end = node[chosen][0], node[chosen][-1]
-            found.ends[place, name] = first + int(begin), first + int(end)
-    _add_replicas(found, step, stage, work, times, len(alike), order, key)
+            nodes.ends[place, name] = first + int(begin), first + int(end)
+    times = layout.job.accumulation // stage.copies
+    _add_replicas(nodes, step, stage, work, times, len(alike), order, key)
+
+
+def _parts_of_stage(
+    step: Step, stage: Stage, passes: dict[tuple[int, int, bool], tuple[Pass, Pass]]
+) -> list[tuple[int, Pass, float]]:
+    """List the passes of a stage that hold something, each with the number of its phase and how often it runs
+    in a step."""
+    layout = step.layout.at(stage)
+    times = layout.job.accumulation // stage.copies
+    counts = Counter(kind_of(step.layout, stage, block) for block in stage.blocks)
+    parts = [
+        (number, own_pass, float(times * count))
+        for kind, count in counts.items()
+        for number, own_pass in enumerate(passes[kind])
+        if len(own_pass.op) or own_pass.beside_s
+    ]
+    update = optimizer_pass(layout, stage)
+    if layout.job.trains and (len(update.op) or update.beside_s):
+        parts.append((2, update, 1.0))
+    return parts
 
 
 def _add_flow(
-    found: _Nodes,
+    nodes: _Nodes,
     graph: OpGraph,
     ops: npt.NDArray[np.int64],
     label: npt.NDArray[np.int64],
@@ -259,14 +268,14 @@ def _add_flow(
     kept = (a >= 0) & (b >= 0) & (a != b)
     if kept.any():
         pairs = np.unique(a[kept] * len(used) + b[kept])
-        found.edges.append(first + np.column_stack([pairs // len(used), pairs % len(used)]))
+        nodes.edges.append(first + np.column_stack([pairs // len(used), pairs % len(used)]))
 
 
 def _add_replicas(
-    found: _Nodes, step: Step, stage: Stage, work: Work, times: int, alike: int,
+    nodes: _Nodes, step: Step, stage: Stage, work: Work, times: int, alike: int,
     order: dict[int, npt.NDArray[np.int64]], key: int,
 ) -> None:  # fmt: skip
-    """What a rank exchanges with its replicas in each phase, and how much of it the device waits for."""
+    """Add what a rank exchanges with its replicas in each phase, and how much of it the device waits for."""
     fetched = 1 if work.syncs_last else times
     forward = sum(work.gathers_s) * fetched
     backward = (
@@ -290,17 +299,17 @@ def _add_replicas(
         rows[0, _SENT] = step.sent["replicas"] * seconds / whole
         rows[0, _OUTSIDE] = layout.teams.data.nodes > 1
         rows[0, _PHASE + number] = rows[0, _TEAM + TEAMS.index("replicas")] = 1.0
-        node = found.add(rows, key)
+        node = nodes.add(rows, key)
         if number == 1:
-            found.join(order[1], [node])
-            found.join([node], order[2].tolist())
+            nodes.join(order[1], [node])
+            nodes.join([node], order[2].tolist())
         elif number == 0:
-            found.join([node], order[0].tolist())
+            nodes.join([node], order[0].tolist())
         else:
-            found.join(order[2], [node])
+            nodes.join(order[2], [node])
 
 
-def _add_messages(found: _Nodes, step: Step, kinds: Sequence[int]) -> None:
+def _add_messages(nodes: _Nodes, step: Step, kinds: Sequence[int]) -> None:
     """Between stages of a pipeline: what each pass hands on, once for every pair of kinds that meet."""
     layout = step.layout
     if len(layout.stages) == 1:
@@ -310,22 +319,22 @@ def _add_messages(found: _Nodes, step: Step, kinds: Sequence[int]) -> None:
     size = step.sent["stages"] / (2.0 if trains else 1.0)
     seconds = float(layout.network.time_s("send", size / times, stages)) * layout.tuning.team(stages)
     seconds = (seconds + layout.tuning.message_s) * times
-    order = [place for place in kinds if (place, "forward") in found.ends]
+    order = [place for place in kinds if (place, "forward") in nodes.ends]
     for number, name in enumerate(PHASES[: 2 if trains else 1]):
         for before, after in zip(order, [*order[1:], order[-1]], strict=True):
             if before == after and len(layout.stages) == len(order):
                 continue
-            ends = [found.ends.get((place, name)) for place in (before, after)]
+            ends = [nodes.ends.get((place, name)) for place in (before, after)]
             if ends[0] is None or ends[1] is None:
                 continue
             rows = _rows(1, 1)
             rows[0, _DEVICE], rows[0, _SENT], rows[0, _OUTSIDE] = seconds, size, leaves
             rows[0, _EXPOSED] = 0.5
             rows[0, _PHASE + number] = rows[0, _TEAM + TEAMS.index("stages")] = 1.0
-            node = found.add(rows, kinds.index(before))
+            node = nodes.add(rows, kinds.index(before))
             sender, reader = (ends[0], ends[1]) if name == "forward" else (ends[1], ends[0])
-            found.join([sender[1]], [node])
-            found.join([node], [reader[0]])
+            nodes.join([sender[1]], [node])
+            nodes.join([node], [reader[0]])
 
 
 # What a graph has whatever the plan
@@ -348,24 +357,24 @@ def _cut(layer: str, depth: int) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _groups(graph: OpGraph, depth: int) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """By op, the number of its layer in order of first use; and the names."""
+    """Number, by op, its layer in order of first use; and give the names."""
     numbers: dict[str, int] = {}
     cut = {layer: _cut(layer, depth) for layer in {op.layer for op in graph.ops}}
-    found = [numbers.setdefault(cut[op.layer], len(numbers)) for op in graph.ops]
-    return np.array(found, dtype=np.int64), tuple(numbers)
+    group_of = [numbers.setdefault(cut[op.layer], len(numbers)) for op in graph.ops]
+    return np.array(group_of, dtype=np.int64), tuple(numbers)
 
 
 @functools.lru_cache(maxsize=64)
 def _flow(graph: OpGraph) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Pairs of ops, the second of which reads what the first one wrote."""
     pairs = [(source, i) for i in range(len(graph.ops)) for source in graph.producers(i)]
-    made = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return made[:, 0].copy(), made[:, 1].copy()
+    edges = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return edges[:, 0].copy(), edges[:, 1].copy()
 
 
 @functools.lru_cache(maxsize=64)
 def _teams(graph: OpGraph) -> npt.NDArray[np.int64]:
-    """By op, the team that its collective is among; 0 for computation."""
+    """Number, by op, the team that its collective is among; 0 for computation."""
     numbers = [TEAMS.index("expert" if (one := operator.overload).startswith("expert") else one)
                if operator.name in KINDS else 0 for operator in graph.operators]  # fmt: skip
     return np.array(numbers, dtype=np.int64)[graph.operator_index]
@@ -373,7 +382,7 @@ def _teams(graph: OpGraph) -> npt.NDArray[np.int64]:
 
 @functools.lru_cache(maxsize=64)
 def _sent(graph: OpGraph) -> Column:
-    """By op, the bytes of its collective; 0 for computation."""
+    """Count, by op, the bytes of its collective; 0 for computation."""
     sizes = [message_bytes(one) if one.name in KINDS else 0.0 for one in graph.operators]
     return np.array(sizes)[graph.operator_index]
 
@@ -382,7 +391,7 @@ def _sent(graph: OpGraph) -> Column:
 
 
 def design_figures(graph: LayerGraph) -> dict[str, float]:
-    """What ``DESIGN_COLUMNS`` names of a run."""
+    """Compute the figures of a run that ``DESIGN_COLUMNS`` names."""
     return {name: float(graph.run[RUN_COLUMNS.index(name)]) for name in DESIGN_COLUMNS}
 
 
@@ -404,7 +413,7 @@ def _run_columns(step: Step, replicas_s: float, stages_s: float) -> list[float]:
 
 
 def plan_columns(job: Job) -> list[float]:
-    """As ``PLAN_COLUMNS`` names them."""
+    """Compute the figures that ``PLAN_COLUMNS`` names."""
     plan, training, cluster = job.plan, job.workload.training, job.cluster
     numbers = (
         cluster.world_size, cluster.nodes, plan.tensor, plan.pipeline, plan.data or 1, plan.context,

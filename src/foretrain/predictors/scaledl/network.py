@@ -178,13 +178,13 @@ def _weights(places: Sequence[Place]) -> Array:
     """Places count with the root of their number of runs, so that none decides alone."""
     keys = [(place.mode, place.device, place.framework) for place in places]
     counts = Counter(keys)
-    found = np.array([1.0 / np.sqrt(counts[key]) for key in keys])
-    return np.asarray(found / found.mean())
+    weights = np.array([1.0 / np.sqrt(counts[key]) for key in keys])
+    return np.asarray(weights / weights.mean())
 
 
 def _folds(known: Sequence[Known], seed: int) -> list[set[int]]:
-    """What each network is not shown: a part of the families, a part of the places, or, of each place, the
-    largest numbers of devices."""
+    """List what each network is not shown: a part of the families, a part of the places, or, of each place,
+    the largest numbers of devices."""
     by_family = _dealt([run.family for run in known], seed)
     by_place = _dealt([f"{run.place.device} {run.place.framework}" for run in known], seed)
     largest = _largest([run.place for run in known])
@@ -208,17 +208,17 @@ def _dealt(labels: Sequence[str], seed: int) -> list[set[int]]:
 
 
 def _largest(places: Sequence[Place]) -> set[int]:
-    """Of each place, the runs on the largest third of the numbers of devices."""
-    found: set[int] = set()
+    """List, of each place, the runs on the largest third of the numbers of devices."""
+    largest: set[int] = set()
     groups: dict[tuple[str, str], list[int]] = {}
     for i, place in enumerate(places):
         groups.setdefault((place.device, place.framework), []).append(i)
-    for mine in groups.values():
-        sizes = sorted({places[i].devices for i in mine})
+    for group in groups.values():
+        sizes = sorted({places[i].devices for i in group})
         if len(sizes) > 1:
             limit = sizes[-1 - max(1, len(sizes) // 3)]
-            found |= {i for i in mine if places[i].devices > limit}
-    return found
+            largest |= {i for i in group if places[i].devices > limit}
+    return largest
 
 
 def _trained(
@@ -287,8 +287,8 @@ class _HeldOut:
                 self.rows.append((i, region.trust(place), answer))
 
     def gates(self, counted: Array) -> dict[Trust, float]:
-        """By how near runs lay: the share of the correction with the least error; none where neither devices
-        nor framework were seen, as the few places that tell of it are like no others."""
+        """Choose, by how near runs lay, the share of the correction with the least error; none where neither
+        devices nor framework were seen, as the few places that tell of it are like no others."""
         return {trust: 0.0 if trust == "neither" else self._gate(trust, counted) for trust in TRUSTS}
 
     def _gate(self, trust: Trust, counted: Array) -> float:
@@ -309,23 +309,23 @@ class _HeldOut:
             (trust, self.known[i].target - gates[trust] * answer, counted[i])
             for i, trust, answer in self.rows
         ]
-        found: dict[Trust, Factors] = {}
+        factors_of: dict[Trust, Factors] = {}
         for trust in TRUSTS:
-            mine = [row for row in left if row[0] == trust]
-            if len(mine) >= _LEAST and trust != "neither":
-                logs, weights = (np.array([row[i] for row in mine]) for i in (1, 2))
-                found[trust] = intervals(np.exp(logs), weights)
+            of_trust = [row for row in left if row[0] == trust]
+            if len(of_trust) >= _LEAST and trust != "neither":
+                logs, weights = (np.array([row[i] for row in of_trust]) for i in (1, 2))
+                factors_of[trust] = intervals(np.exp(logs), weights)
         widest = _UNKNOWN
-        for one in found.values():
+        for one in factors_of.values():
             widest = widest.widest(one)
-        return {trust: found.get(trust, widest) for trust in TRUSTS}
+        return {trust: factors_of.get(trust, widest) for trust in TRUSTS}
 
     def of_families(self, gates: Mapping[Trust, float]) -> Array:
-        """Of each run, the first answer about it."""
-        found = np.zeros(len(self.known))
+        """Give the first answer about each run."""
+        answers = np.zeros(len(self.known))
         for i, trust, answer in reversed(self.rows):
-            found[i] = gates[trust] * answer
-        return found
+            answers[i] = gates[trust] * answer
+        return answers
 
 
 def _error(logs: Array, weights: Array) -> float:
@@ -334,7 +334,7 @@ def _error(logs: Array, weights: Array) -> float:
 
 
 def free_network(known: Sequence[Known], asked: Sequence[Known], *, seed: int = 0) -> Array:
-    """What one network without a bound answers about other runs: the control that knows no engine."""
+    """Answer about other runs by one network without a bound: the control that knows no engine."""
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         weights, data = _weights([run.place for run in known]), [_data(run) for run in known]

@@ -18,7 +18,7 @@ from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job
 from foretrain.predictors.base import Benefit, nothing_to_learn, take_runs
 from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, DeletePopPredictor
 from foretrain.predictors.neural import NeuralPredictor, neural_module
@@ -31,6 +31,7 @@ from foretrain.predictors.scaledl.graph import (
     layer_graph,
 )
 from foretrain.predictors.whitebox import WhiteBoxPredictor
+from foretrain.run import Run
 from foretrain.step.assembly import QUANTITIES, Spread
 from foretrain.step.play import Step
 from foretrain.step.tuning import Tuning
@@ -78,8 +79,8 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
         return self._operators().tuning_for(job)
 
     def spread_of(self, step: Step) -> Spread:
-        """That of the played step, but for its time: as far as left-out runs that were as near lay; where it
-        is not corrected, no less than that of the played step."""
+        """Say how far measured runs lie: as from the played step, but for its time: as far as left-out runs
+        that were as near lay; where it is not corrected, no less than from the played step."""
         played, place = self._operators().spread_of(step), Place.of(step.layout.job)
         learned = self.state()
         if place.mode not in learned.region.modes:
@@ -101,7 +102,8 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
             raise UnsupportedJob("cluster.groups: CPUs beside GPUs; scaledl forecasts steps on either")
 
     def design_row(self, job: Job) -> Mapping[str, float]:
-        """What the played step says of host, device and network, and the number of devices."""
+        """Describe a job by what the played step says of host, device and network, and the number of
+        devices."""
         self.check(job)
         return design_figures(layer_graph(self.step(job)))
 
@@ -151,7 +153,7 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Correction]):
         return self
 
     def layer_graph(self, run: Run) -> LayerGraph:
-        """What ``fit`` learns from a run; ``UnsupportedJob`` when it cannot."""
+        """Make the graph that ``fit`` learns from a run; ``UnsupportedJob`` when it cannot."""
         self.check(run.job)
         if not run.measured.get("step_time_s", 0.0) > 0:
             raise UnsupportedJob("no step_time_s")

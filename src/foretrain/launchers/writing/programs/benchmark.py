@@ -27,7 +27,7 @@ _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 class Figures(NamedTuple):
-    """What a log tells: the time of each step, and the most memory of a device."""
+    """Holds what a log tells: the time of each step, and the most memory of a device."""
 
     times_s: list[float]
     peak_bytes: float | None = None
@@ -41,10 +41,10 @@ def of_program(lines: Iterable[str], job: Mapping[str, Any], workers: int) -> Fi
     """The lines of train.py."""
     times, peak, reserved = [], None, None
     for line in lines:
-        if found := re.search(r"step \d+ of \d+: ([\d.]+) s", line):
-            times.append(float(found[1]))
-        if found := re.search(r"peak memory: (\d+) bytes allocated, (\d+) bytes reserved", line):
-            peak, reserved = float(found[1]), float(found[2])
+        if match := re.search(r"step \d+ of \d+: ([\d.]+) s", line):
+            times.append(float(match[1]))
+        if match := re.search(r"peak memory: (\d+) bytes allocated, (\d+) bytes reserved", line):
+            peak, reserved = float(match[1]), float(match[2])
     return Figures(times, peak, reserved)
 
 
@@ -52,12 +52,12 @@ def of_megatron(lines: Iterable[str], job: Mapping[str, Any], workers: int) -> F
     """``elapsed time per iteration (ms): ...``, and what each rank tells of its memory after a step."""
     times, peaks, reserves = list[float](), list[float](), list[float]()
     for line in lines:
-        if found := re.search(r"elapsed time per iteration \(ms\): ([\d.]+)", line):
-            times.append(float(found[1]) * 1e-3)
-        if found := re.search(r"memory \(MB\).*max allocated: ([\d.]+)", line):
-            peaks.append(float(found[1]) * 2**20)
-        if found := re.search(r"memory \(MB\).*max reserved: ([\d.]+)", line):
-            reserves.append(float(found[1]) * 2**20)
+        if match := re.search(r"elapsed time per iteration \(ms\): ([\d.]+)", line):
+            times.append(float(match[1]) * 1e-3)
+        if match := re.search(r"memory \(MB\).*max allocated: ([\d.]+)", line):
+            peaks.append(float(match[1]) * 2**20)
+        if match := re.search(r"memory \(MB\).*max reserved: ([\d.]+)", line):
+            reserves.append(float(match[1]) * 2**20)
     return Figures(times, max(peaks, default=None), max(reserves, default=None))
 
 
@@ -66,10 +66,10 @@ def of_torchtitan(lines: Iterable[str], job: Mapping[str, Any], workers: int) ->
     times, reserves = list[float](), list[float]()
     tokens = job["training"]["global_batch"] * job["training"]["sequence"]
     for line in lines:
-        found = re.search(r"step:\s*\d+.*memory:\s*([\d.]+)GiB.*tps:\s*([\d,]+)", _COLOURS.sub("", line))
-        if found and "validate" not in line:
-            times.append(tokens / (float(found[2].replace(",", "")) * workers))
-            reserves.append(float(found[1]) * 2**30)
+        match = re.search(r"step:\s*\d+.*memory:\s*([\d.]+)GiB.*tps:\s*([\d,]+)", _COLOURS.sub("", line))
+        if match and "validate" not in line:
+            times.append(tokens / (float(match[2].replace(",", "")) * workers))
+            reserves.append(float(match[1]) * 2**30)
     return Figures(times, None, max(reserves, default=None))
 
 
@@ -78,7 +78,7 @@ READERS: dict[str, Reader] = {"megatron": of_megatron, "torchtitan": of_torchtit
 
 
 def limits(target: str, steps: int, runs: Path) -> list[str]:
-    """What launch.sh is given so that it runs so many steps."""
+    """List the arguments with which launch.sh runs so many steps."""
     if target == "megatron":
         return ["--train-iters", str(steps), "--log-interval", "1", "--eval-iters", "0"]
     if target == "torchtitan":

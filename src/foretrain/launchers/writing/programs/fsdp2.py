@@ -171,7 +171,7 @@ def attention_kernel(job: Job) -> Any:
 
 
 def checkpoint_steps(job: Job) -> int | None:
-    """How many steps lie between two checkpoints; None where there are none, or the job says a time."""
+    """Count the steps between two checkpoints; None where there are none, or the job says a time."""
     every = job.training.get("checkpoint_every")
     if every == "epoch":
         every = math.ceil(job.training["samples"] / job.training["global_batch"])

@@ -240,8 +240,8 @@ def classifier(model: nn.Module, inputs: Any, device: torch.device) -> Task:
 
     def loss(output: Any) -> Tensor:
         if hasattr(output, "loss") and output.loss is not None:
-            found: Tensor = output.loss
-            return found
+            value: Tensor = output.loss
+            return value
         scores: Tensor = output[0] if isinstance(output, tuple) else output
         scores = scores.flatten(0, -2) if scores.dim() > 1 else scores[None]
         labels = torch.arange(len(scores), device=scores.device) % scores.shape[-1]
@@ -251,7 +251,7 @@ def classifier(model: nn.Module, inputs: Any, device: torch.device) -> Task:
 
 
 def moved(inputs: Any, device: torch.device) -> Any:
-    """On the device; a lone tensor as a tuple."""
+    """Move inputs to the device; a lone tensor as a tuple."""
     if isinstance(inputs, Tensor):
         return (inputs.to(device),)
     if isinstance(inputs, Mapping):

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def train_worker(settings: dict[str, Any]) -> None:
-    """What each worker does; Ray has made the process group."""
+    """Train in a worker; Ray has made the process group."""
     os.environ.update(settings["environment"])
     program = importlib.import_module("train")
     os.chdir(Path(str(program.__file__)).parent)  # where Ray has put this folder

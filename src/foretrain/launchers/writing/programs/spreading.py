@@ -103,7 +103,7 @@ def recompute(blocks: list[Block], job: Job) -> None:
 
 
 def keeping_every_second_product() -> Any:
-    """What selective checkpointing keeps: attention and every second matrix product."""
+    """Keep what selective checkpointing keeps: attention and every second matrix product."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     seen: Counter[bool] = Counter()

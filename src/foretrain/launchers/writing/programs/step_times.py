@@ -49,7 +49,7 @@ class StepTimes:
 
 
 def recorder_of(runs: Path | None, job: Path) -> Any:
-    """What records the steps as a run of foretrain, where it is installed; else None."""
+    """Record the steps as a run of foretrain, where it is installed; else None."""
     if runs is None or os.environ.get("RANK", "0") != "0":
         return None
     try:

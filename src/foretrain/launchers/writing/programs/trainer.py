@@ -72,7 +72,7 @@ def model_of(job: Job, checkpoint: str | None) -> tuple[nn.Module, dict[str, Ten
 
 
 def adapted(model: nn.Module, adapter: dict[str, Any]) -> nn.Module:
-    """With the job's adapters beside frozen weights (peft)."""
+    """Put the job's adapters beside frozen weights (peft)."""
     peft = importlib.import_module("peft")
     config = peft.LoraConfig(
         r=adapter.get("rank", 8),
@@ -107,7 +107,7 @@ class PrintedSteps(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def callbacks_of(runs: Path | None, job: Path, every: int) -> list[Any]:
-    """What prints steps, and what records them as a run of foretrain where that is installed."""
+    """List what prints steps, and what records them as a run of foretrain where that is installed."""
     made: list[Any] = [PrintedSteps(every)]
     if runs is not None:
         try:
